@@ -31,7 +31,7 @@ import torch
 
 import learnsolve as ls
 from benchmarks.peers import peer
-from learnsolve.solvers.core.operators import compiled_form
+from learnsolve.solvers.core.operators import find_pcg_form
 
 P = ls.preconditioners
 RTOL, MAXITER = 1e-8, 20_000
@@ -87,7 +87,7 @@ def ours(make: Callable[..., Any]) -> Start:
             A = ls.CSR(torch.from_numpy(values), pattern)
             with torch.no_grad():
                 M = make(A, **setting)
-                compiled_form(M)
+                find_pcg_form(M)
 
             def solve(B: np.ndarray) -> tuple[np.ndarray, int]:
                 with torch.no_grad():

@@ -24,7 +24,7 @@ import learnsolve as ls
 from benchmarks.harness import OURS, Run, figure
 from benchmarks.systems import cases
 from learnsolve.solvers.automatic import direct_cost, preconditioner
-from learnsolve.solvers.core.problem import Detected, detected
+from learnsolve.solvers.core.problem import DetectedConstants, detect_constants
 
 FLOOR = 1e-3  # seconds
 LONG = 1e11  # flops of a direct solve, 10 s: left out beyond
@@ -53,7 +53,7 @@ def measure(run: Run, args: argparse.Namespace) -> list[str]:
 def one(run: Run, name: str, S: sp.csr_array, rtol: float) -> None:
     A = ls.CSR.from_scipy(S)
     b = A @ torch.from_numpy(np.random.default_rng(1).standard_normal(S.shape[0]))
-    null = detected(A)
+    null = detect_constants(A)
     names = list(SYMMETRIC if A.is_symmetric() else GENERAL)
     if direct_cost(A) <= LONG and null is None:
         names.insert(0, "direct")
@@ -89,7 +89,9 @@ def one(run: Run, name: str, S: sp.csr_array, rtol: float) -> None:
     print(f"  {ratio:5.2f} of {best_method}: {name}, {rtol:g}: {chosen.method}: {chosen.reason}", flush=True)
 
 
-def method(name: str, rtol: float, maxiter: int, null: Detected | None) -> Callable[[ls.CSR, Tensor], bool]:
+def method(
+    name: str, rtol: float, maxiter: int, null: DetectedConstants | None
+) -> Callable[[ls.CSR, Tensor], bool]:
     if name == "direct":
         return lambda A, b: ls.solve(A, b, rtol=rtol, method="direct").converged
     solver, M = name.split() if " " in name else (name, "no M")

@@ -178,7 +178,7 @@ def precorrector(run: Run, how: str) -> None:
         return lambda: run_once
 
     columns = {
-        OURS: of(lambda: recipe._loss_of(part).sum()),
+        OURS: of(lambda: recipe._part_loss(part).sum()),
         "torch": of(lambda: plain.loss(part.start, part.X, part.B)),
     }
     edges = batch * part.start.pattern.nnz

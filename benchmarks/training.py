@@ -26,7 +26,7 @@ from learnsolve.recipes.heavyball import (
     HeavyballSettings,
 )
 from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings
-from learnsolve.recipes.pcg import PcgRecipe, PcgSettings, factor_of
+from learnsolve.recipes.pcg import PcgRecipe, PcgSettings, current_factor
 from learnsolve.recipes.training.recipe import Recipe
 
 DENSE = 2_000  # unknowns, above which dense matrices are left out
@@ -129,7 +129,7 @@ def heavyball(run: Run, shape: int, vectors: int) -> None:
 def pcg(run: Run, shape: list[int]) -> None:
     vectors = 10 if run.quick else 100
     recipe = made(PcgRecipe, PcgSettings, shape, test_vectors=vectors, guard=0.0)
-    b, P, n = recipe.test_vectors, factor_of(recipe.model).pattern, recipe.A.shape[0]
+    b, P, n = recipe.test_vectors, current_factor(recipe.model).pattern, recipe.A.shape[0]
     places = torch.stack((P.row_indices.long(), P.col_indices.long()))
 
     def loss(T: Tensor, dense: bool) -> Callable[[Tensor], Tensor]:
@@ -141,7 +141,7 @@ def pcg(run: Run, shape: list[int]) -> None:
                 L = torch.sparse_coo_tensor(places, values, (n, n), is_coalesced=True)
                 M = lambda r: torch.sparse.mm(L, torch.sparse.mm(L.t(), r))  # noqa: E731
             norms = textbook_cg(lambda p: T @ p, M, b, recipe.settings.iterations)[1]
-            return recipe._weighted(norms / torch.linalg.vector_norm(b, dim=0)).sum() / recipe.count
+            return recipe._weigh(norms / torch.linalg.vector_norm(b, dim=0)).sum() / recipe.count
 
         return of
 

@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 
-def one_of(function: str, name: str, value: object, allowed: tuple) -> None:
+def check_choice(function: str, name: str, value: object, allowed: tuple) -> None:
     if value not in allowed:
         raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
 
@@ -38,7 +38,7 @@ def words(function: str, name: str, value: object, allowed: tuple[str, ...]) -> 
     """One of the words that are allowed, or a sequence of them, as a tuple."""
     every = (value,) if isinstance(value, str) else sequence(function, name, value, "names")
     for word in every:
-        one_of(function, name, word, allowed)
+        check_choice(function, name, word, allowed)
     return every
 
 
@@ -93,7 +93,7 @@ def keywords(function: str, given: Iterable[str], valid: Collection[str]) -> Non
             raise TypeError(f"{function}() got an unexpected keyword argument {key!r}. {hint}")
 
 
-def unused(function: str, name: str, value: object, user: str, default: object = None) -> None:
+def check_unused(function: str, name: str, value: object, user: str, default: object = None) -> None:
     """`value` must be the default, because only `user`, a value of another argument, uses it."""
     if value is not default and value != default:
         raise ValueError(f"{function}: {name} is only used by {user}, got {value!r}. Remove it")
@@ -221,7 +221,7 @@ UNIONS: dict[frozenset[object], Rule] = {
 
 def choice(allowed: tuple[object, ...]) -> Rule:
     def check(function: str, name: str, value: object) -> object:
-        one_of(function, name, value, allowed)
+        check_choice(function, name, value, allowed)
         return value
 
     return Rule(check, "one of " + ", ".join(map(repr, allowed)), ("no such", 17))
@@ -253,7 +253,7 @@ def read_rule(annotation: object) -> Rule | None:
         return None
 
 
-def rules_of(function: Callable[..., object]) -> dict[str, Rule]:
+def read_rules(function: Callable[..., object]) -> dict[str, Rule]:
     """The rules of a function's arguments, by their names."""
     rules = {}
     for name, annotation in function.__annotations__.items():

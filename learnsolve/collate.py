@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from learnsolve.matrix import checks
-from learnsolve.matrix.checks import declared
+from learnsolve.matrix.checks import check_arguments
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.blocks import BlockBatch
 from learnsolve.problems.datasets import Sample
 
 
-@declared
+@check_arguments
 def collate(samples: Sequence[Any], *, stack: bool = False) -> Any:
     """Combine several systems into one: the `collate_fn` of a `DataLoader`.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from learnsolve import _analysis
 from learnsolve.matrix.checks import SquarePattern, export
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy, periodic_coloring
+from learnsolve.matrix.pattern import SparsityPattern, periodic_coloring, to_numpy
 
 __all__ = [
     "column_coloring",
@@ -69,7 +69,7 @@ def reverse_cuthill_mckee(P: SquarePattern) -> Tensor:
             [0., 1., 1., 1.],
             [0., 0., 1., 1.]])
     """
-    return _pattern(P)._planned(_reverse_cuthill_mckee)[0]
+    return _pattern(P)._plan_once(_reverse_cuthill_mckee)[0]
 
 
 def minimum_degree(P: SquarePattern) -> Tensor:
@@ -105,7 +105,7 @@ def minimum_degree(P: SquarePattern) -> Tensor:
             [0., 0., 1., 1.],
             [1., 1., 1., 1.]])
     """
-    return _pattern(P)._planned(_minimum_degree)[0]
+    return _pattern(P)._plan_once(_minimum_degree)[0]
 
 
 def greedy_coloring(P: SquarePattern, order: Literal["natural", "largest_first"] = "natural") -> Coloring:
@@ -140,7 +140,7 @@ def greedy_coloring(P: SquarePattern, order: Literal["natural", "largest_first"]
     >>> coloring.rows[coloring.ptr[0] : coloring.ptr[1]]
     tensor([0, 2, 4], dtype=torch.int32)
     """
-    return _pattern(P)._planned(_greedy_coloring, order)
+    return _pattern(P)._plan_once(_greedy_coloring, order)
 
 
 def column_coloring(
@@ -177,7 +177,7 @@ def column_coloring(
     >>> coloring.count, coloring.colors
     (3, tensor([0, 1, 2, 0, 1, 2], dtype=torch.int32))
     """
-    return _pattern(P)._planned(_column_coloring, order)
+    return _pattern(P)._plan_once(_column_coloring, order)
 
 
 def symmetric_coloring(
@@ -229,7 +229,7 @@ def symmetric_coloring(
             "symmetric_coloring: P must have an entry (j, i) for each entry (i, j). Use the pattern of A + "
             "A^T"
         )
-    return pattern._planned(_symmetric_coloring, method, order)
+    return pattern._plan_once(_symmetric_coloring, method, order)
 
 
 _ORDERS = ("natural", "largest_first", "smallest_last")  # numbered as in csrc/analysis/coloring.h
@@ -241,7 +241,7 @@ def _pattern(P: SparsityPattern | CSR) -> SparsityPattern:
 
 def _reverse_cuthill_mckee(pattern: SparsityPattern) -> tuple[Tensor]:
     n = pattern.shape[0]
-    crow, col = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
+    crow, col = to_numpy(pattern.crow_indices), to_numpy(pattern.col_indices)
     order = np.empty(0, dtype=np.int64)
     if n > 0:
         S = scipy.sparse.csr_array((np.ones(pattern.nnz, dtype=np.int8), col, crow), shape=pattern.shape)
@@ -250,10 +250,10 @@ def _reverse_cuthill_mckee(pattern: SparsityPattern) -> tuple[Tensor]:
 
 
 def _minimum_degree(pattern: SparsityPattern) -> tuple[Tensor]:
-    n, crow = pattern.shape[0], as_numpy(pattern.crow_indices)
+    n, crow = pattern.shape[0], to_numpy(pattern.crow_indices)
     if n == 0:
         return (pattern._tensor(crow[:0]),)
-    arrays = (np.ones(pattern.nnz), as_numpy(pattern.col_indices).astype(np.int32), crow.astype(np.int32))
+    arrays = (np.ones(pattern.nnz), to_numpy(pattern.col_indices).astype(np.int32), crow.astype(np.int32))
     S = scipy.sparse.csr_array(arrays, shape=pattern.shape)
     S = scipy.sparse.csc_array(S + S.T + scipy.sparse.eye_array(n))
     # SuperLU computes orderings only together with factors. The factors of an almost diagonal matrix, almost
@@ -279,8 +279,8 @@ def _greedy_coloring(pattern: SparsityPattern, order: str) -> Coloring:
 def _both_ways(pattern: SparsityPattern) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     one, other = pattern, pattern.T
     return (
-        *(as_numpy(one.crow_indices), as_numpy(one.col_indices)),
-        *(as_numpy(other.crow_indices), as_numpy(other.col_indices)),
+        *(to_numpy(one.crow_indices), to_numpy(one.col_indices)),
+        *(to_numpy(other.crow_indices), to_numpy(other.col_indices)),
     )
 
 
@@ -302,8 +302,8 @@ def _column_coloring(pattern: SparsityPattern, order: str) -> Coloring:
 
 
 def _symmetric_coloring(pattern: SparsityPattern, method: str, order: str) -> Coloring:
-    ptr, idx = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
-    permutation = as_numpy(pattern.transpose_permutation)
+    ptr, idx = to_numpy(pattern.crow_indices), to_numpy(pattern.col_indices)
+    permutation = to_numpy(pattern.transpose_permutation)
 
     def color(number: int) -> tuple[np.ndarray, ...]:
         return _analysis.symmetric_coloring(ptr, idx, permutation, number, method == "acyclic")

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity
 
 from learnsolve._clock import time_call, wait
 from learnsolve.arguments import Count, Function
-from learnsolve.matrix.checks import declared
+from learnsolve.matrix.checks import check_arguments
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.blocks import BlockBatch
 from learnsolve.ops.limits import without_buffer_pool
@@ -78,7 +78,7 @@ class Profile:
         return "\n".join(f"{a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}".rstrip() for a, b, c in lines)
 
 
-@declared
+@check_arguments
 def profile(fn: Function, *args: Any, repeats: Count = 10, warmup: Count = 2, top: Count = 10) -> Profile:
     r"""Calls and time of fn(\*args) and of its backward pass.
 

@@ -26,7 +26,7 @@ from learnsolve.recipes.training import checkpoint, parallel
 from learnsolve.recipes.training import settings as command_line
 from learnsolve.recipes.training.parallel import Elsewhere, Group, Lost
 from learnsolve.recipes.training.recipe import VectorRecipe, table
-from learnsolve.recipes.training.run import Diverged, Interrupted, train_one, train_seeds
+from learnsolve.recipes.training.run import DivergenceError, TrainingInterrupt, train_one, train_seeds
 from learnsolve.recipes.training.settings import MissingExtra, RunSettings, SettingError, need
 
 OK, FAILED, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
@@ -59,12 +59,12 @@ def main(argv: Sequence[str] | None = None, leaves: bool = False) -> int:
     name, *options = argv
     folder = None
     try:
-        with parallel.joined(_exit_code, leaves) as group:
+        with parallel.join_group(_exit_code, leaves) as group:
             with group.together():
                 settings, Recipe = _settings(name, options, group)
             if getattr(settings, "engine", "torch") == "petsc":
                 petsc.check(settings)
-                Recipe, group = petsc.over_rows(Recipe), petsc.group_of(_exit_code)
+                Recipe, group = petsc.distribute_rows(Recipe), petsc.make_group(_exit_code)
             folder = Path(settings.out)
             if settings.seeds > 1:
                 outcome = train_seeds(name, Recipe, settings)
@@ -89,9 +89,9 @@ def _sentence(error: BaseException, name: str, folder: Path | None) -> str | Non
             return str(error)
         case Lost():
             return f"{error}. {_how_to_resume(name, folder)}"
-        case Diverged():
+        case DivergenceError():
             return f"{error}. The last good checkpoint is in {error.folder}"
-        case Interrupted():
+        case TrainingInterrupt():
             return f"stopped at {error.where}step {error.step}. {_how_to_resume(name, folder)}"
         case OSError():
             where = error.filename or folder
@@ -106,7 +106,7 @@ def _exit_code(error: BaseException) -> int:
         return int(error.code or 0)
     if isinstance(error, SettingError):
         return BAD_SETTING
-    return INTERRUPTED if isinstance(error, Interrupted | KeyboardInterrupt) else FAILED
+    return INTERRUPTED if isinstance(error, TrainingInterrupt | KeyboardInterrupt) else FAILED
 
 
 def _no_room(error: BaseException) -> bool:

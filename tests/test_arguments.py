@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve.arguments import Count, Positive, rules_of, within
+from learnsolve.arguments import Count, Positive, read_rules, within
 from learnsolve.matrix.checks import RealSquareMatrix, like, make_public
 
 
@@ -35,7 +35,7 @@ CALL = make_public(solve, "solve")
 
 
 def test_what_is_declared():
-    assert [*rules_of(solve)] == ["A", "b", "n", "kind", "scale", "shift", "omega", "symmetric", "start"]
+    assert [*read_rules(solve)] == ["A", "b", "n", "kind", "scale", "shift", "omega", "symmetric", "start"]
 
 
 def test_arguments_by_place_and_by_name():

@@ -42,14 +42,14 @@ def main() -> None:
         M = petsc.LearnedPC(WEIGHTS) if name == "learned" else name
         seconds = []
         for maxiter in (1, args.maxiter)[args.once :]:  # the set-up with one iteration, then all
-            p.gathered(torch.zeros(1))
+            p.gather(torch.zeros(1))
             start = time.perf_counter()
             solution = (
                 petsc.solve(A, b, rtol=args.rtol, maxiter=maxiter, M=M, options=args.options)
                 if maxiter > 1
                 else first(A, b, M, args.options)
             )
-            p.gathered(torch.zeros(1))
+            p.gather(torch.zeros(1))
             seconds.append(time.perf_counter() - start)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         if p.rank == 0:

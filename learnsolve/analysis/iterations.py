@@ -34,10 +34,10 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.cache import plain_tensors
 from learnsolve.matrix.checks import RealDtype
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.autograd import tracked
+from learnsolve.ops.autograd import needs_graph
 from learnsolve.ops.linear_steps import LinearSteps, product
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.solvers.core.operators import as_operator, as_preconditioner
+from learnsolve.solvers.core.operators import make_operator, make_preconditioner
 from learnsolve.solvers.solution import Solution, Status
 
 
@@ -97,8 +97,8 @@ class ErrorPropagator:
         self.batch_shape = space.batch
         start = space.expand_columns(torch.empty(space.n, 1, dtype=space.dtype, device=space.device))
         linear(name, "the error propagator", M)
-        self.A = as_operator(name, A, start, None, ())
-        self.M = as_preconditioner(name, "M", M, start)
+        self.A = make_operator(name, A, start, None, ())
+        self.M = make_preconditioner(name, "M", M, start)
         weighted = isinstance(weight, Tensor) or weight != 1
         if not isinstance(weight, Tensor):
             weight = torch.as_tensor(weight, dtype=space.dtype, device=space.device)
@@ -109,10 +109,10 @@ class ErrorPropagator:
                 f"{tuple(weight.shape)}"
             )
         if weight.dim() == 2:
-            checks.unused(name, "sweeps", sweeps, "one weight")
+            checks.check_unused(name, "sweeps", sweeps, "one weight")
         self.weight, self.sweeps = weight, len(weight) if weight.dim() == 2 else sweeps or 1
         traced = torch.compiler.is_dynamo_compiling()
-        recorded = M._recorded(False) if isinstance(M, Preconditioner) and not traced else None
+        recorded = M._record(False) if isinstance(M, Preconditioner) and not traced else None
         self._steps: LinearSteps | None = None
         if recorded and isinstance(A, CSR) and not A.batch_shape and not weighted:
             cycle, matrices, others = recorded
@@ -323,7 +323,7 @@ def spectral_radius(
     if rtol is None:
         rtol = 1e-6 if space.dtype == torch.float64 else 1e-3
     start = space.expand_columns(space.start())
-    apply = as_operator(name, E, start, None, ())
+    apply = make_operator(name, E, start, None, ())
     _check_linear(name, constant(name, apply), space)
     count = space.batch.numel()
     # Arnoldi for four eigenvalues needs n > 5.
@@ -380,7 +380,7 @@ def _estimate(name: str, apply: Map, space: Space, searches: list[Search], rtol:
         space.numbers(*numbers).reshape(space.batch) for numbers in list(zip(*ends, strict=True))[:2]
     )
     converged = all(end[2] for end in ends)
-    if not tracked(EV) or all(pair is None for pair in pairs):
+    if not needs_graph(EV) or all(pair is None for pair in pairs):
         return Estimate(value, error, converged)
     C = [
         nothing if pair is None or pair.value == 0 else _cotangent(name, space, i, pair, searches[i])

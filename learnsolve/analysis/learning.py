@@ -18,9 +18,9 @@ from learnsolve.matrix.cache import plain_tensors
 from learnsolve.matrix.checks import RealSystem, operands
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.products import scaled, spmm
+from learnsolve.ops.products import multiply_columns, spmm
 from learnsolve.solvers.core.arguments import check_b, check_operands
-from learnsolve.solvers.core.operators import Blocks, Columns, as_operator, divide, dot, largest, root, size
+from learnsolve.solvers.core.operators import Blocks, Columns, divide, dot, largest, make_operator, root, size
 
 
 def krylov_basis(A: RealSystem, m: Count = 40, generator: torch.Generator | None = None) -> Tensor:
@@ -195,20 +195,20 @@ def one_step_loss(A: object, b: TensorLike, d: TensorLike) -> Tensor:
     name = "one_step_loss"
     A, b, d = operands(name, A, b, d)
     check_b(name, b)
-    operator = as_operator(name, A, b, None, (), symmetric=True, blocks=True)
+    operator = make_operator(name, A, b, None, (), symmetric=True, blocks=True)
     batch = check_operands(name, A, b)
     checks.same_kind(name, "d", d, b)
     if d.shape != b.shape:
         raise ValueError(f"{name}: d must have b's shape {tuple(b.shape)}, got {tuple(d.shape)}")
     columns = Columns(b.dim() == 1, batch, operator.layout if isinstance(operator, Blocks) else None)
     R, D = (
-        _unit(columns.into(b)),
-        _unit(columns.into(d)),
+        _unit(columns.pack(b)),
+        _unit(columns.pack(d)),
     )  # the loss depends on neither scale, and squares stay within the range
     Q = operator(D)
     every = torch.ones((), dtype=torch.bool, device=R.device)
     alpha = divide(dot(R, D), dot(D, Q), every)
-    left = R - scaled(alpha, Q)
+    left = R - multiply_columns(alpha, Q)
     loss = divide(dot(left, left), dot(R, R), every).squeeze(-2)
     return loss.squeeze(-1) if columns.vector else loss
 

@@ -25,14 +25,14 @@ from torch import Tensor
 
 from learnsolve.arguments import Count, NotNegative
 from learnsolve.matrix import checks
-from learnsolve.matrix.cache import innermost, mapped, plain_tensors
+from learnsolve.matrix.cache import innermost, plain_tensors, vmap_active
 from learnsolve.matrix.checks import RealDtype
 from learnsolve.matrix.convert import check_real
-from learnsolve.matrix.pattern import as_numpy
-from learnsolve.ops.autograd import Nestable, tracked
+from learnsolve.matrix.pattern import to_numpy
+from learnsolve.ops.autograd import Nestable, needs_graph
 from learnsolve.solvers.core.arguments import check_symmetric
 from learnsolve.solvers.core.loop import users_frame
-from learnsolve.solvers.core.operators import as_operator, as_preconditioner
+from learnsolve.solvers.core.operators import make_operator, make_preconditioner
 
 
 class Estimate(NamedTuple):
@@ -164,7 +164,7 @@ def infer_space(function: str, name: str, A: object, n: int | None, dtype: torch
     for key, argument, known in (("n", n, shape[0]), ("dtype", dtype, _dtype(A))):
         if argument is not None:
             user = f"a callable {name}, and this one has {key} = {known}"
-            checks.unused(function, key, argument, user, known)
+            checks.check_unused(function, key, argument, user, known)
     check_real(function, name, _dtype(A))
     batch = torch.Size(getattr(A, "batch_shape", ()))
     if batch.numel() == 0:
@@ -220,7 +220,7 @@ def constant(function: str, f: Map) -> Map:
 
 def plain(function: str, t: Tensor) -> Tensor:
     """The values of t."""
-    if mapped(t):
+    if vmap_active(t):
         raise NotImplementedError(
             f"{function}: vmap is not supported, since the number of steps depends on the data. Call "
             "it for one matrix after another"
@@ -233,7 +233,7 @@ def host_values(function: str, t: Tensor) -> np.ndarray:
     """The values of t on the host."""
     t = plain(function, t)
     with plain_tensors():
-        return as_numpy(t)
+        return to_numpy(t)
 
 
 class Ends(NamedTuple):
@@ -450,10 +450,10 @@ def _extreme(
         rtol = 1e-6 if space.dtype == torch.float64 else 1e-3
     space = broadcast_space(name, space, M)
     start = space.expand_columns(space.start())
-    operator = as_operator(name, A, start, None, (), symmetric=True)
+    operator = make_operator(name, A, start, None, (), symmetric=True)
     linear(name, "M A", M)
     check_symmetric(name, M)
-    precondition = as_preconditioner(name, "M", M, start)
+    precondition = make_preconditioner(name, "M", M, start)
     results = lanczos(
         name,
         constant(name, operator),
@@ -480,7 +480,7 @@ def _extreme(
         form = (u * operator(u)).sum(-2)
         if precondition is not None:
             form = form + values * (z * precondition(z)).sum(-2)
-        if tracked(form):
+        if needs_graph(form):
             values = attach_derivative(name, values, form)
     return ExtremeEigenvalues(values[..., 0], values[..., 1], errors, taken, converged)
 

@@ -30,7 +30,7 @@ from learnsolve.eigen._methods import lengths, orthonormal
 from learnsolve.matrix.cache import numbers
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.autograd import Operation, add, dispatch, forward_mode_may_come
-from learnsolve.ops.products import product, sampled
+from learnsolve.ops.products import product, sddmm_values
 from learnsolve.solvers.core.loop import quiet
 from learnsolve.solvers.krylov import minres
 from learnsolve.solvers.solution import Status
@@ -402,7 +402,7 @@ class _FirstOrderOnly(Operation):
 
 def _symmetric(X: Tensor, U: Tensor, pattern: SparsityPattern) -> Tensor:
     """(X U^T + U X^T) / 2 on the pattern: a step along it leaves a symmetric matrix symmetric."""
-    return 0.5 * sampled(torch.cat((X, U), -1), torch.cat((U, X), -1), pattern)
+    return 0.5 * sddmm_values(torch.cat((X, U), -1), torch.cat((U, X), -1), pattern)
 
 
 def _no_vmap() -> NotImplementedError:
@@ -453,10 +453,10 @@ class _BorderedSolve(Operation):
         gY = torch.zeros_like(Y) if gY is None else gY
         R, S = _solve_bordered(a, b, H.mT, W, gY, gZ, known, "")
         need_a, need_b, need_H, need_W = ctx.needs_input_grad[:4]
-        ga = -sampled(R, Y, known.A).sum_to_size(a.shape) if need_a else None
+        ga = -sddmm_values(R, Y, known.A).sum_to_size(a.shape) if need_a else None
         gb = None
         if known.B is not None and need_b:
-            gb = sampled(R, Y @ H, known.B).sum_to_size(b.shape)
+            gb = sddmm_values(R, Y @ H, known.B).sum_to_size(b.shape)
         gH = (known.times_B(b, Y).mT @ R).sum_to_size(H.shape) if need_H else None
         gW = -(R @ Z.mT + Y @ S.mT).sum_to_size(W.shape) if need_W else None
         return ga, gb, gH, gW, R, S, None, None

@@ -26,7 +26,7 @@ from learnsolve.eigen._gradient import (
 )
 from learnsolve.eigen._methods import ShiftInvert, below_all, lanczos, lobpcg, orthonormal
 from learnsolve.matrix import checks
-from learnsolve.matrix.cache import mapped, numbers, outside_of_graphs, plain_tensors
+from learnsolve.matrix.cache import numbers, outside_of_graphs, plain_tensors, vmap_active
 from learnsolve.matrix.checks import RealSystem
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.products import product
@@ -34,7 +34,7 @@ from learnsolve.ops.structure import symmetry
 from learnsolve.preconditioners.base import check_finite, check_numbers
 from learnsolve.solvers.core.arguments import check_symmetric, learns
 from learnsolve.solvers.core.loop import users_frame
-from learnsolve.solvers.core.operators import as_preconditioner
+from learnsolve.solvers.core.operators import make_preconditioner
 from learnsolve.solvers.solution import ConvergenceWarning, SolverError, Status
 
 
@@ -443,7 +443,7 @@ def _lobpcg(request: Request) -> Found:
     columns, generator = min(n, k + max(2, k // 4)), torch.Generator("cpu").manual_seed(0)
     X = torch.randn(n, columns, dtype=torch.float64, generator=generator, device="cpu")
     sign = 1 if q.which == "smallest" else -1
-    M = as_preconditioner(q.name, "M", q.M, X.to(q.A.values))
+    M = make_preconditioner(q.name, "M", q.M, X.to(q.A.values))
     values, U, steps = lobpcg(
         lambda Y: sign * q.times_A(Y), q.times_B, M, X.to(q.A.values), k,
         lambda v, X, BX: _tolerance(q, v, X, BX, 10), 500 if q.maxiter is None else q.maxiter,
@@ -583,7 +583,7 @@ def _check(name: str, A: CSR, k: int, B: CSR | None, which: str | float, M: obje
             raise ValueError(
                 f"{name}: {key} is an empty batch of shape {tuple(matrix.batch_shape)}. Remove it"
             )
-        if mapped(matrix.values):
+        if vmap_active(matrix.values):
             raise _no_vmap()
         with plain_tensors():
             plain = matrix.with_values(numbers(matrix.values))
@@ -601,7 +601,7 @@ def _check(name: str, A: CSR, k: int, B: CSR | None, which: str | float, M: obje
     n = A.shape[0]
     checks.integer(name, "k", k, 1, n)
     if isinstance(which, str):
-        checks.one_of(name, "which", which, ("smallest", "largest"))
+        checks.check_choice(name, "which", which, ("smallest", "largest"))
     else:
         checks.real(name, "which", which, "finite", "'smallest', 'largest' or a number")
     if M is not None:

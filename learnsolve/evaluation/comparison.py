@@ -25,16 +25,16 @@ from learnsolve import solvers
 from learnsolve._clock import time_call
 from learnsolve.arguments import Count, Index, instance
 from learnsolve.matrix import checks
-from learnsolve.matrix.checks import as_matrix, operands
+from learnsolve.matrix.checks import convert_matrix, operands
 from learnsolve.matrix.convert import TensorLike, replace_file
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops.blocks import BlockBatch
 from learnsolve.ops.operators import LinearOperator
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.learned import MatrixNetwork
 from learnsolve.solvers.core.loop import quiet
-from learnsolve.solvers.core.operators import compiled_form
+from learnsolve.solvers.core.operators import find_pcg_form
 from learnsolve.solvers.options import KRYLOV
 from learnsolve.solvers.solution import Solution, Status
 
@@ -226,7 +226,7 @@ class System(NamedTuple):
 
 def split_systems(name: str, A: object, b: object) -> list[list[System]]:
     """Each matrix of a batch separately, with its right-hand sides."""
-    A = [as_matrix(one) for one in A] if isinstance(A, (list, tuple)) else as_matrix(A)
+    A = [convert_matrix(one) for one in A] if isinstance(A, (list, tuple)) else convert_matrix(A)
     if isinstance(A, Matrices):
         return _split_batch(name, A, b)
     if not isinstance(A, Sequence) or not isinstance(b, Sequence):
@@ -352,7 +352,7 @@ def compare_preconditioners(
     name = "compare_preconditioners"
     tolerances = _tolerances(name, rtol)
     if isinstance(solver, str):
-        checks.one_of(name, "solver", solver, KRYLOV)
+        checks.check_choice(name, "solver", solver, KRYLOV)
         called, solve = solver, getattr(solvers, solver)
     elif callable(solver):
         inner = solver.func if isinstance(solver, partial) else solver
@@ -393,7 +393,7 @@ def compare_preconditioners(
 
 def _tolerances(name: str, rtol: Any) -> list[float]:
     if isinstance(rtol, (Tensor, np.ndarray)):
-        rtol = (as_numpy(rtol) if isinstance(rtol, Tensor) else rtol).tolist()
+        rtol = (to_numpy(rtol) if isinstance(rtol, Tensor) else rtol).tolist()
     if isinstance(rtol, (Real, str)) or not isinstance(rtol, Iterable):
         rtol = [rtol]
     tolerances = list(rtol)
@@ -431,7 +431,7 @@ def _build(argument: Any, system: System, setup: _Setup, repeats: int, compiled:
     def make() -> object:
         M = factory(fresh())
         if compiled:
-            compiled_form(M)
+            find_pcg_form(M)
         return M
 
     seconds, M = time_call(make, [b.device])

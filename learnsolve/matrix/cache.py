@@ -1,4 +1,4 @@
-"""`Cached`, an object that caches data computed from it: the base of `SparsityPattern`.
+"""`CacheOwner`, an object that caches data computed from it: the base of `SparsityPattern`.
 
 Each object has one store of entries. An entry knows the versions of its tensors. Reading it after one of them
 was changed in place, which could send a kernel out of bounds, raises an error. Data that depends on one
@@ -69,7 +69,7 @@ def innermost(t: Tensor) -> Tensor:
     return t
 
 
-def mapped(t: Tensor) -> bool:
+def vmap_active(t: Tensor) -> bool:
     """Whether a vmap is active on this tensor, at any level."""
     while is_functorch_wrapped_tensor(t):
         if is_batchedtensor(t):
@@ -78,9 +78,9 @@ def mapped(t: Tensor) -> bool:
     return False
 
 
-def unmapped(t: Tensor) -> Tensor:
+def unwrap_values(t: Tensor) -> Tensor:
     """The tensor behind one that `torch.func` differentiates, for values without a derivative."""
-    if mapped(t):
+    if vmap_active(t):
         raise NotImplementedError(
             "patterns, index arrays, files and arrays of NumPy cannot be made from a tensor that "
             "torch.func.vmap maps over. Make them outside of the transformed function, and map over values, "
@@ -89,17 +89,17 @@ def unmapped(t: Tensor) -> Tensor:
     return innermost(t)
 
 
-def as_one(run: Callable[[], T], inputs: Sequence[Tensor], dims: Sequence[int]) -> T:
+def run_as_operation(run: Callable[[], T], inputs: Sequence[Tensor], dims: Sequence[int]) -> T:
     """`run()`, a solve whose first result depends on `inputs` along `dims`: a dispatch mode with a method of
     this name (nonlinear/_trace.py) takes it as one operation."""
     mode = _follower()
-    return run() if mode is None else mode.as_one(run, inputs, dims)
+    return run() if mode is None else mode.run_as_operation(run, inputs, dims)
 
 
 def _follower() -> Any:
     modes = torch._C._len_torch_dispatch_stack()
     mode = torch._C._get_dispatch_stack_at(modes - 1) if modes else None
-    return mode if hasattr(mode, "as_one") else None
+    return mode if hasattr(mode, "run_as_operation") else None
 
 
 def chooses(function: Callable[P, T]) -> Callable[P, T]:
@@ -233,7 +233,7 @@ class Versions:
                 if t.requires_grad and t.is_leaf:
                     self.copies += ((t, t.detach().clone()),)
 
-    def unchanged(self) -> bool | Tensor:
+    def is_current(self) -> bool | Tensor:
         """A tensor if values on a CUDA device were compared, since reading it would synchronize."""
         if any(version(t) not in (number, -1) for t, number in self.numbers):
             return False
@@ -327,7 +327,7 @@ class Budget:
         """`value` is now a part of the plan, which includes the memory that its patterns cache. It is counted
         when the next plan is added, because many things are computed for its patterns at once."""
         for part in _parts(value):
-            if isinstance(part, Cached) and (part._container is None or part._container() is None):
+            if isinstance(part, CacheOwner) and (part._container is None or part._container() is None):
                 object.__setattr__(part, "_container", ref)
         with self.lock:
             if ref in self.entries:
@@ -360,7 +360,7 @@ class Budget:
 
 budget = Budget(2**26)
 _serials = itertools.count()
-_by_serial: weakref.WeakValueDictionary[str, Cached] = weakref.WeakValueDictionary()
+_by_serial: weakref.WeakValueDictionary[str, CacheOwner] = weakref.WeakValueDictionary()
 
 # The current stream of a device as a number. A Stream object takes as long to make as a kernel to launch.
 _raw_stream: Callable[[int], int] = getattr(
@@ -378,11 +378,13 @@ class Entry(Versions):
 
     __slots__ = ("__weakref__", "drop", "index", "name", "others", "ref", "streams", "value")
 
-    def __init__(self, value: object, owner: Cached, key: str, others: tuple = ()):
+    def __init__(self, value: object, owner: CacheOwner, key: str, others: tuple = ()):
         super().__init__(_tensors(value))
         self.value, self.name = value, f"{owner._serial} {key}"
         self.ref, self.drop = weakref.ref(self), partial(_drop, weakref.ref(owner), key)
-        self.others = [weakref.ref(o, self.drop) for o in others if isinstance(o, Cached) and o is not owner]
+        self.others = [
+            weakref.ref(o, self.drop) for o in others if isinstance(o, CacheOwner) and o is not owner
+        ]
         on_device = owner._arrays[0].is_cuda
         self.index, self.streams = owner._arrays[0].device.index, set[int]() if on_device else None
         self.check()
@@ -390,7 +392,7 @@ class Entry(Versions):
     def check(self) -> None:
         for t, number in self.numbers:
             if t._version != number:
-                raise changed()
+                raise change_error()
         if self.streams is not None:
             self.record(self.streams)
 
@@ -407,7 +409,7 @@ class Entry(Versions):
         return sum(_sizes(self.value, separate=False).values())
 
 
-def _drop(owner_ref: weakref.ref[Cached], key: str, _: object = None) -> None:
+def _drop(owner_ref: weakref.ref[CacheOwner], key: str, _: object = None) -> None:
     if (owner := owner_ref()) is not None:
         vars(owner._in_graphs).pop(key, None)
         owner._entries.pop(key, None)
@@ -420,7 +422,7 @@ class _InGraphs:
     __slots__ = ("__dict__",)
 
 
-class Cached:
+class CacheOwner:
     __slots__ = ("__weakref__", "_arrays", "_container", "_entries", "_in_graphs", "_own", "_serial")
 
     _arrays: tuple[Tensor, ...]
@@ -436,15 +438,15 @@ class Cached:
         _by_serial[self._serial] = self
         set_(self, "_container", None)  # refers to the plan that includes this object and its entries
 
-    def _check_unchanged(self) -> None:
+    def _check_current(self) -> None:
         """Raise if the arrays differ from the validated ones, before an analysis or a kernel uses them."""
         self._own.check()
 
-    def _is_unchanged(self) -> bool:
+    def _is_current(self) -> bool:
         """Whether neither the arrays nor data computed from them was changed in place."""
-        return all(entry.unchanged() for entry in (self._own, *self._entries.values()))
+        return all(entry.is_current() for entry in (self._own, *self._entries.values()))
 
-    def _cached(self, key: str, make: Callable[..., T], *arguments: object) -> T:
+    def _compute_once(self, key: str, make: Callable[..., T], *arguments: object) -> T:
         """`make(*arguments)`, computed once per key."""
         if torch.compiler.is_dynamo_compiling():
             _analyze_while_tracing(self._serial)
@@ -452,12 +454,12 @@ class Cached:
         # `check`, inlined twice: every operation comes here, mostly several times.
         for t, number in self._own.numbers:
             if t._version != number:
-                raise changed()
+                raise change_error()
         entry = self._entries.get(key)
         if entry is not None:
             for t, number in entry.numbers:
                 if t._version != number:
-                    raise changed()
+                    raise change_error()
             if entry.streams is not None:
                 entry.record(entry.streams)
             return entry.value
@@ -468,7 +470,7 @@ class Cached:
         return value
 
     def _analyze(self) -> None:
-        """Compute everything for `_cached` that an operation may need, and `_show` it."""
+        """Compute everything for `_compute_once` that an operation may need, and `_show` it."""
         raise NotImplementedError
 
     def _show(self) -> None:
@@ -492,20 +494,20 @@ class Cached:
             torch.cuda.current_stream().synchronize()
         return value
 
-    def _planned(self, make: Callable[..., T], *others: object) -> T:
+    def _plan_once(self, make: Callable[..., T], *others: object) -> T:
         """`make(self, *others)`, computed once: the plan of an operation for this object together with other
         objects or integers. The plan is freed with the first of the objects, so it must not hold any of
         `others`, or earlier, if many others were used since (`Budget`), and is then recomputed. It consists
         of tensors and patterns in tuples, so that they can be watched and counted."""
         key = _key(make, others)
         if torch.compiler.is_dynamo_compiling():
-            names = [o._serial if isinstance(o, Cached) else o for o in others]
+            names = [o._serial if isinstance(o, CacheOwner) else o for o in others]
             _plan_while_tracing(self._serial, make, *names)
             return getattr(self._in_graphs, key)
-        self._check_unchanged()
+        self._check_current()
         for other in others:
-            if isinstance(other, Cached):
-                other._check_unchanged()
+            if isinstance(other, CacheOwner):
+                other._check_current()
         entry = self._entries.get(key)
         if entry is not None:
             entry.check()
@@ -516,10 +518,10 @@ class Cached:
             return entry.value
         return self._keep(key, self._make(make, self, *others), others)
 
-    def _has_planned(self, make: Callable[..., object], *others: object) -> bool:
+    def _has_plan(self, make: Callable[..., object], *others: object) -> bool:
         return _key(make, others) in self._entries
 
-    def _keep_planned(self, plan: object, make: Callable[..., object], *others: object) -> None:
+    def _keep_plan(self, plan: object, make: Callable[..., object], *others: object) -> None:
         """Store `plan`, which was obtained otherwise, as the plan that `make` would compute."""
         self._keep(_key(make, others), plan, others)
 
@@ -562,7 +564,7 @@ class Cached:
         self._entries.clear()
 
 
-S = TypeVar("S", bound=Cached)
+S = TypeVar("S", bound=CacheOwner)
 
 
 def kept(make: Callable[[S], T]) -> T:
@@ -571,7 +573,7 @@ def kept(make: Callable[[S], T]) -> T:
 
     @wraps(make)
     def read(self: S) -> T:
-        return self._cached(key, make, self)
+        return self._compute_once(key, make, self)
 
     return cast("T", property(read))  # the type of what is read
 
@@ -579,29 +581,29 @@ def kept(make: Callable[[S], T]) -> T:
 def _key(make: Callable[..., object], others: tuple) -> str:
     key = f"{make.__module__} {make.__name__}".replace(".", " ")  # Dynamo does not accept dots in attributes
     for other in others:
-        key += f" {other._serial}" if isinstance(other, Cached) else f" {other}"
+        key += f" {other._serial}" if isinstance(other, CacheOwner) else f" {other}"
     return key
 
 
-def changed() -> RuntimeError:
+def change_error() -> RuntimeError:
     return RuntimeError(
         "SparsityPattern: its index arrays were changed in place after it was made, or arrays that were "
         "computed from them. Make a new pattern from a copy of the arrays."
     )
 
 
-def _parts(value: object) -> Iterator[Tensor | Cached]:
+def _parts(value: object) -> Iterator[Tensor | CacheOwner]:
     """The tensors and patterns in nested tuples."""
     if isinstance(value, tuple):
         for part in value:
             yield from _parts(part)
-    elif isinstance(value, (Tensor, Cached)):
+    elif isinstance(value, (Tensor, CacheOwner)):
         yield value
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
     for part in _parts(value):
-        yield from part._arrays if isinstance(part, Cached) else (part,)
+        yield from part._arrays if isinstance(part, CacheOwner) else (part,)
 
 
 def _sizes(value: object, seen: set[int] | None = None, separate: bool = True) -> dict[int, int]:
@@ -633,7 +635,7 @@ def _analyze_while_tracing(serial: str) -> bool:
 def _plan_while_tracing(serial: str, make: Callable[..., object], *names: Any) -> bool:
     """Compute a plan for real while torch.compile traces, so that compiled code can read it at any time."""
     owner, others = _by_serial[serial], tuple(_by_serial.get(name, name) for name in names)
-    plan, key = owner._planned(make, *others), _key(make, others)
+    plan, key = owner._plan_once(make, *others), _key(make, others)
     budget.pin(owner._entries[key])
     setattr(owner._in_graphs, key, plan)
     return True

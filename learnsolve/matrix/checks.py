@@ -17,6 +17,8 @@ from learnsolve.arguments import (  # noqa: F401  (used as checks.integer, ...)
     PLAIN,
     UNIONS,
     Rule,
+    check_choice,
+    check_unused,
     checker,
     choice,
     flag,
@@ -24,19 +26,17 @@ from learnsolve.arguments import (  # noqa: F401  (used as checks.integer, ...)
     integer,
     keywords,
     number,
-    one_of,
+    read_rules,
     real,
-    rules_of,
     sequence,
     tolerance,
-    unused,
     words,
 )
 from learnsolve.matrix import convert
 from learnsolve.matrix.cache import carries_graph, makes_plain_tensors
 from learnsolve.matrix.convert import TensorLike, check_real, real_on_a_device
 from learnsolve.matrix.csr import CSR, is_operator
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy, check_range
+from learnsolve.matrix.pattern import SparsityPattern, check_range, to_numpy
 
 SUPPORTED = (torch.float32, torch.float64)
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}  # of the same precision
@@ -218,7 +218,7 @@ def _matrix(real_only: bool, square_too: bool, or_dense: bool = False, any_dtype
     def check(function: str, name: str, value: Any) -> CSR:
         if is_usual(value) and (not square_too or value.shape[0] == value.shape[1]):
             return value  # in a small call, words for messages take as long as all else
-        matrix(function, name, value := with_entries(value if not or_dense else as_matrix(value)))
+        matrix(function, name, value := with_entries(value if not or_dense else convert_matrix(value)))
         if not any_dtype:
             dtype(function, f"{name}.values", value.values, or_complex=not real_only)
         if square_too:
@@ -406,7 +406,7 @@ def make_public(
     affect it. `name` stands in messages, `defaults` are for arguments without a rule or annotated as CSR."""
     if hasattr(function, "rules"):  # by another package
         return function
-    rules, names = rules_of(function), inspect.unwrap(function).__code__.co_varnames
+    rules, names = read_rules(function), inspect.unwrap(function).__code__.co_varnames
     for key, rule in (defaults or {}).items():
         if key in names and rules.get(key, _CSR) is _CSR:
             rules[key] = rule
@@ -432,9 +432,9 @@ def _wrap_checks(function: Callable[..., object], name: str, rules: dict[str, Ru
     return call
 
 
-def declared(function: Callable[..., object]) -> Callable[..., Any]:
+def check_arguments(function: Callable[..., object]) -> Callable[..., Any]:
     """Check the arguments of a function that no package exports, or that runs under `torch.autocast`."""
-    check = checker(function, function.__name__, rules := rules_of(function))
+    check = checker(function, function.__name__, rules := read_rules(function))
 
     @functools.wraps(function)
     def call(*args: object, **named: object) -> object:
@@ -502,7 +502,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 # once with `CSR.from_*`. Edges are integers of shape (2, E), as in PyTorch Geometric.
 
 
-def as_matrix(A: object) -> Any:
+def convert_matrix(A: object) -> Any:
     """A as a CSR if it is a matrix of another library, otherwise A itself.
 
     A dense tensor that requires grad keeps its zeros as entries, since they have gradients too; any other
@@ -551,7 +551,7 @@ def operands(
 ) -> tuple[Any, Tensor, Tensor | None]: ...
 def operands(function: str, A: object, *vectors: object) -> tuple[Any, ...]:
     """A converted by `matrix`, and vectors, with NumPy arrays as tensors on its device."""
-    A = as_matrix(A)
+    A = convert_matrix(A)
     for v in vectors:
         if isinstance(v, np.ndarray):
             break
@@ -568,7 +568,7 @@ def _full(D: Tensor) -> SparsityPattern:
     rows, columns = D.shape
     crow = torch.arange(rows + 1, device=D.device) * columns
     col = torch.arange(columns, device=D.device).repeat(rows)
-    return SparsityPattern._trusted(crow, col, (rows, columns))
+    return SparsityPattern._construct(crow, col, (rows, columns))
 
 
 def edge_index(function: str, name: str, value: Any) -> Tensor:
@@ -591,7 +591,7 @@ def edges(function: str, edge_index: Tensor, n: int | None) -> tuple[np.ndarray,
     """(edges, n): a copy of the edges, int64, shape (2, E), and the number of nodes, by default the largest
     node plus one. The bytes of the edges are the key of cached data: comparing them is cheap compared with
     sorting edges again."""
-    ends = as_numpy(edge_index).astype(np.int64)
+    ends = to_numpy(edge_index).astype(np.int64)
     if n is None and ends.size == 0:
         raise ValueError(f"{function}: without edges, n must be the number of nodes")
     n = max(int(ends.max()) + 1, 0) if n is None else integer(function, "n", n, 0)

@@ -17,15 +17,15 @@ from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from learnsolve import _analysis
-from learnsolve.matrix.cache import readable, unmapped
+from learnsolve.matrix.cache import readable, unwrap_values
 from learnsolve.matrix.pattern import (
     SparsityPattern,
-    as_numpy,
     check_range,
     check_structure,
     check_tensors,
     matrix_shape,
     sort_checked_triples,
+    to_numpy,
 )
 
 # SciPy's compiled functions check nothing: arrays changed after the matrix was made would send them out of
@@ -253,14 +253,14 @@ def scipy_parts(S: Any) -> tuple[Tensor, SparsityPattern]:
         raise ValueError(f"CSR.from_scipy: expected a matrix of two axes, got shape {S.shape}")
     shape = matrix_shape("CSR.from_scipy", S.shape)
     crow, col, data = arrays(S, shape)
-    pattern = SparsityPattern._trusted(torch.from_numpy(crow), torch.from_numpy(col), shape)
+    pattern = SparsityPattern._construct(torch.from_numpy(crow), torch.from_numpy(col), shape)
     return torch.from_numpy(np.array(data, dtype=data.dtype.newbyteorder("="))), pattern
 
 
 def to_scipy(values: Tensor, pattern: SparsityPattern, format: str) -> Any:
     if format not in _FORMATS:
         raise ValueError(f"CSR.to_scipy: format must be one of {_FORMATS}, got {format!r}")
-    arrays = tuple(as_numpy(t).copy() for t in (values, pattern.col_indices, pattern.crow_indices))
+    arrays = tuple(to_numpy(t).copy() for t in (values, pattern.col_indices, pattern.crow_indices))
     return scipy.sparse.csr_array(arrays, shape=pattern.shape).asformat(format)
 
 
@@ -358,7 +358,7 @@ def _from_coo(T: Tensor, shape: Shape) -> tuple[Tensor | None, Any, Tensor, Shap
         (a, b), (c, d) = torch.stack((T._indices().amin(1), T._indices().amax(1))).tolist()
         for axis, (what, low, high) in enumerate((("rows", a, c), ("columns", b, d))):
             if low < 0 or high >= shape[axis]:
-                check_range(name, what, as_numpy(T._indices()[axis]), shape[axis])
+                check_range(name, what, to_numpy(T._indices()[axis]), shape[axis])
     T = T.coalesce()  # sorted, without duplicates
     rows, columns = T.indices()
     if bool((rows.diff() < 0).any()):
@@ -444,9 +444,9 @@ def check_dense(D: object) -> None:
 
 def from_dense(D: Tensor) -> tuple[Tensor, SparsityPattern]:
     check_dense(D)
-    rows, columns = unmapped(D).detach().nonzero(as_tuple=True)
+    rows, columns = unwrap_values(D).detach().nonzero(as_tuple=True)
     crow = torch.searchsorted(rows, torch.arange(D.shape[0] + 1, device=D.device))
-    return D[rows, columns], SparsityPattern._trusted(crow, columns, (D.shape[0], D.shape[1]))
+    return D[rows, columns], SparsityPattern._construct(crow, columns, (D.shape[0], D.shape[1]))
 
 
 def to_dense(values: Tensor, pattern: SparsityPattern) -> Tensor:

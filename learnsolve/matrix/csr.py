@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from learnsolve import _library
 from learnsolve.matrix import convert
-from learnsolve.matrix.cache import Immutable, unmapped
+from learnsolve.matrix.cache import Immutable, unwrap_values
 from learnsolve.matrix.convert import SciPyMatrix, TensorLike
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy, check_device, intern
+from learnsolve.matrix.pattern import SparsityPattern, check_device, intern, to_numpy
 
 
 class Views:
@@ -193,7 +193,7 @@ def _cells(pattern: SparsityPattern, most: int) -> np.ndarray:
     rows, columns = pattern.shape
     scale = max(1, -(-max(rows, columns) // most))
     cells = np.zeros((max(1, -(-rows // scale)), max(1, -(-columns // scale))), dtype=bool)
-    cells[as_numpy(pattern.row_indices) // scale, as_numpy(pattern.col_indices) // scale] = True
+    cells[to_numpy(pattern.row_indices) // scale, to_numpy(pattern.col_indices) // scale] = True
     return cells
 
 
@@ -202,7 +202,7 @@ _KEYS = {"values", "crow_indices", "col_indices"}
 
 def _save(path: str | os.PathLike[str], values: Tensor, pattern: SparsityPattern) -> None:
     with torch._C._DisableFuncTorch():
-        values = unmapped(values)
+        values = unwrap_values(values)
     is_complex = values.is_complex()
     tensors = {
         "values": torch.view_as_real(values.detach().resolve_conj()) if is_complex else values,
@@ -304,7 +304,7 @@ class Habits:
     def toarray(self) -> np.ndarray:
         """The dense NumPy array, as in SciPy: a copy on the host, without gradient."""
         dense: Tensor = self.to_dense()
-        return as_numpy(dense)
+        return to_numpy(dense)
 
     # --- not supported: errors with a remedy ---
     __array_ufunc__ = None  # NumPy leaves `array * A` to __rmul__

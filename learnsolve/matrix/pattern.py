@@ -18,15 +18,15 @@ from torch import Tensor
 
 from learnsolve import _analysis
 from learnsolve.matrix import device_analysis
-from learnsolve.matrix.cache import Cached, Immutable, kept, plain_tensors, unmapped
+from learnsolve.matrix.cache import CacheOwner, Immutable, kept, plain_tensors, unwrap_values
 
 # Sizes beyond this would overflow in sums of a few of them.
 MOST = 2**60
 
 
-def as_numpy(t: Tensor) -> np.ndarray:
+def to_numpy(t: Tensor) -> np.ndarray:
     with torch._C._DisableFuncTorch():  # which would wrap what `detach` returns
-        return unmapped(t).detach().resolve_conj().resolve_neg().cpu().contiguous().numpy()
+        return unwrap_values(t).detach().resolve_conj().resolve_neg().cpu().contiguous().numpy()
 
 
 def check_device(function: str, device: torch.device | str | None) -> None:
@@ -90,7 +90,7 @@ def check_structure(
         raise ValueError(f"{function}: {names[0]} must have {what} + 1 = {rows + 1} entries, got {len(crow)}")
     if device_analysis.here(crow) and device_analysis.is_valid(crow, col, columns):
         return True
-    kind, position, value = _analysis.validate(as_numpy(crow), as_numpy(col), columns)
+    kind, position, value = _analysis.validate(to_numpy(crow), to_numpy(col), columns)
     if kind and (canonical or kind < _DUPLICATE):
         raise ValueError(f"{function}: {_message(kind, position, value, len(col), columns, names)}")
     return not kind
@@ -192,25 +192,25 @@ def intern(pattern: SparsityPattern) -> SparsityPattern:
     for one in sorted(_new, key=lambda one: int(one._serial[1:])):
         _new.discard(one)
         # Patterns made while torch traces, and those on the meta device, have no contents.
-        if all(type(t) is Tensor and not t.is_meta for t in one._arrays) and one._is_unchanged():
+        if all(type(t) is Tensor and not t.is_meta for t in one._arrays) and one._is_current():
             _enter(one)
     return _enter(pattern)
 
 
 def _enter(pattern: SparsityPattern) -> SparsityPattern:
     crow, col = pattern._arrays
-    sums = (zlib.crc32(as_numpy(t).data) for t in (crow, col))
+    sums = (zlib.crc32(to_numpy(t).data) for t in (crow, col))
     key = (pattern.shape, crow.dtype, crow.device, len(col), *sums)
     known = _by_contents.get(key)
-    if known is None or not known._is_unchanged() or not equal(known, pattern):
+    if known is None or not known._is_current() or not equal(known, pattern):
         _by_contents[key] = known = pattern
     return known
 
 
 def equal(P: SparsityPattern, Q: SparsityPattern) -> bool:
     """Whether two patterns on the same device have the same entries."""
-    P._check_unchanged()
-    Q._check_unchanged()
+    P._check_current()
+    Q._check_current()
     if P is Q:
         return True
     if P.shape != Q.shape or P.nnz != Q.nnz or P.device != Q.device:
@@ -249,7 +249,7 @@ class Recent(Generic[T]):
 _BLOCK_WEIGHT = 8192
 
 
-class SparsityPattern(Cached, Immutable):
+class SparsityPattern(CacheOwner, Immutable):
     """The positions of the entries of a sparse matrix: immutable, checked once, shared between matrices.
 
     Row i has the entries p with ``crow_indices[i] <= p < crow_indices[i + 1]``, in the columns
@@ -300,7 +300,7 @@ class SparsityPattern(Cached, Immutable):
         with plain_tensors():
             # Copied first: the caller's arrays may share memory with NumPy arrays or another thread.
             crow, col = (
-                unmapped(t).detach().clone(memory_format=torch.contiguous_format)
+                unwrap_values(t).detach().clone(memory_format=torch.contiguous_format)
                 for t in (crow_indices, col_indices)
             )
             check_structure("SparsityPattern", crow, col, shape)
@@ -308,7 +308,7 @@ class SparsityPattern(Cached, Immutable):
 
     def _fill(self, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> None:
         assert max(shape) <= MOST  # callers check this and name their function
-        crow, col = unmapped(crow), unmapped(col)
+        crow, col = unwrap_values(crow), unwrap_values(col)
         if crow.is_inference() or col.is_inference():  # without versions, changes would go unnoticed
             with plain_tensors():
                 crow, col = crow.clone(), col.clone()
@@ -320,7 +320,7 @@ class SparsityPattern(Cached, Immutable):
         _new.add(self)
 
     @classmethod
-    def _trusted(cls, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPattern:
+    def _construct(cls, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPattern:
         """A pattern that is valid by construction."""
         pattern = object.__new__(cls)
         pattern._fill(crow, col, shape)
@@ -343,14 +343,14 @@ class SparsityPattern(Cached, Immutable):
     def crow_indices(self) -> Tensor:
         """The start of each row, shape (rows + 1,)."""
         if not torch.compiler.is_dynamo_compiling():
-            self._check_unchanged()
+            self._check_current()
         return self._arrays[0]
 
     @property
     def col_indices(self) -> Tensor:
         """Column of each entry, shape (nnz,)."""
         if not torch.compiler.is_dynamo_compiling():
-            self._check_unchanged()
+            self._check_current()
         return self._arrays[1]
 
     @property
@@ -393,7 +393,7 @@ class SparsityPattern(Cached, Immutable):
         """Row of each entry, shape (nnz,)."""
         if device_analysis.here(self.crow_indices):
             return device_analysis.row_indices(self.crow_indices, self.nnz)
-        return self._tensor(_analysis.row_indices(as_numpy(self.crow_indices), self.nnz))
+        return self._tensor(_analysis.row_indices(to_numpy(self.crow_indices), self.nnz))
 
     @kept
     def diagonal_positions(self) -> Tensor:
@@ -401,7 +401,7 @@ class SparsityPattern(Cached, Immutable):
         crow, col, columns = self.crow_indices, self.col_indices, self.shape[1]
         if device_analysis.here(crow):
             return device_analysis.diagonal_positions(crow, col, columns)
-        return self._tensor(_analysis.diagonal_positions(as_numpy(crow), as_numpy(col), columns))
+        return self._tensor(_analysis.diagonal_positions(to_numpy(crow), to_numpy(col), columns))
 
     @kept
     def _missing_diagonal(self) -> int:
@@ -427,7 +427,7 @@ class SparsityPattern(Cached, Immutable):
         original = self._original()
         if original is not None:
             return original, original._inverse_permutation
-        return self._cached("transposed", self._transpose)
+        return self._compute_once("transposed", self._transpose)
 
     @kept
     def _inverse_permutation(self) -> Tensor:
@@ -442,11 +442,11 @@ class SparsityPattern(Cached, Immutable):
         if device_analysis.here(self.crow_indices) and self.nnz <= device_analysis.MOST_SORTED:
             crow, col, permutation = device_analysis.transpose(self.crow_indices, self.col_indices, columns)
         else:
-            arrays = _analysis.transpose(as_numpy(self.crow_indices), as_numpy(self.col_indices), columns)
+            arrays = _analysis.transpose(to_numpy(self.crow_indices), to_numpy(self.col_indices), columns)
             crow, col, permutation = (self._tensor(a) for a in arrays)
             if torch.equal(crow, self.crow_indices) and torch.equal(col, self.col_indices):
                 crow, col = self.crow_indices, self.col_indices  # symmetric: held once
-        transposed = SparsityPattern._trusted(crow, col, (columns, rows))
+        transposed = SparsityPattern._construct(crow, col, (columns, rows))
         object.__setattr__(transposed, "_source", weakref.ref(self))
         return transposed, permutation
 
@@ -465,7 +465,7 @@ class SparsityPattern(Cached, Immutable):
             uniform = (blocks[1:, 0] - blocks[:-1, 0])[blocks[:-1, 1] > 0].sum()
             return bool(2 * uniform < self.shape[0])
 
-        return self._cached("prefers scatter", judge)
+        return self._compute_once("prefers scatter", judge)
 
     @property
     def row_blocks(self) -> Tensor:
@@ -484,7 +484,7 @@ class SparsityPattern(Cached, Immutable):
         """Arguments of an operator for A or A^T with A's values: (ptr, idx, perm, blocks), with an empty perm
         for A (csrc/ops/schema.cpp)."""
         key = "adjoint structure" if transpose else "structure"
-        return self._cached(key, self._make_structure, transpose)
+        return self._compute_once(key, self._make_structure, transpose)
 
     def _make_structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ptr, idx = self.crow_indices, self.col_indices
@@ -497,7 +497,7 @@ class SparsityPattern(Cached, Immutable):
         if device_analysis.here(ptr):
             return ptr, idx, perm, device_analysis.row_schedule(ptr, self.nnz)
         blocks = _analysis.row_blocks(
-            as_numpy(ptr), as_numpy(idx), as_numpy(perm) if transpose else None, _BLOCK_WEIGHT
+            to_numpy(ptr), to_numpy(idx), to_numpy(perm) if transpose else None, _BLOCK_WEIGHT
         )
         return ptr, idx, perm, self._tensor(blocks)
 
@@ -522,9 +522,9 @@ class SparsityPattern(Cached, Immutable):
             )
         if target == self.device and dtype == self.dtype:
             return self
-        return self._cached(
+        return self._compute_once(
             f"to {target} {dtype}".replace(".", " "),
-            lambda: SparsityPattern._trusted(
+            lambda: SparsityPattern._construct(
                 self.crow_indices.to(target, dtype), self.col_indices.to(target, dtype), self.shape
             ),
         )
@@ -546,7 +546,7 @@ def periodic_coloring(pattern: SparsityPattern, fewest: int) -> tuple[np.ndarray
     """A column coloring x + a y + b z modulo the number of colors, with `fewest` colors or a few more, for
     the unknowns of a grid in order, or None if there is none. The axes are found from the distances of
     columns that share a row, in a sample of rows. The coloring is then checked in all rows."""
-    crow, col = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
+    crow, col = to_numpy(pattern.crow_indices), to_numpy(pattern.col_indices)
     n = pattern.shape[1]
     if not 2 <= fewest <= 64 or n < 4 * fewest:
         return None

@@ -80,7 +80,7 @@ def _sort_edges(
             f"{b}. Add their features up with CSR.from_coo"
         )
     crow, col = (torch.from_numpy(x).to(device, dtype) for x in (crow, col))
-    return SparsityPattern._trusted(crow, col, (n, n)), torch.from_numpy(order).to(device, torch.int64)
+    return SparsityPattern._construct(crow, col, (n, n)), torch.from_numpy(order).to(device, torch.int64)
 
 
 def is_edges(t: Any) -> TypeGuard[Tensor]:

@@ -21,7 +21,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nn.graphs import pattern_from_edge_index
 from learnsolve.ops import segments
-from learnsolve.ops.indexing import permuted
+from learnsolve.ops.indexing import permute_values
 from learnsolve.ops.products import spmm
 from learnsolve.ops.segments import perceptron, segment_max, segment_mean, segment_softmax, segment_sum
 
@@ -214,8 +214,8 @@ class GraphNetBlock(torch.nn.Module):
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
         self._check(P, x, e)
-        x, e = self._apply_fused(P, x, permuted(e, order, back, -2))
-        return x, permuted(e, back, order, -2)
+        x, e = self._apply_fused(P, x, permute_values(e, order, back, -2))
+        return x, permute_values(e, back, order, -2)
 
     def _apply_fused(self, P: SparsityPattern, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         self._check(P, x, e)

@@ -20,11 +20,11 @@ from torch.nn import Module
 from torch.utils import _pytree as pytree
 
 from learnsolve.matrix import checks
-from learnsolve.matrix.cache import as_one, sample, transformations, version
+from learnsolve.matrix.cache import run_as_operation, sample, transformations, version
 from learnsolve.matrix.checks import full_precision
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.nonlinear._pattern import within_torch
+from learnsolve.nonlinear._pattern import translate_errors
 from learnsolve.ops.arithmetic import add
 from learnsolve.ops.autograd import Nestable, keep_for_forward_mode, pullback, pushforward
 from learnsolve.ops.blocks import eye
@@ -66,7 +66,7 @@ class Arguments:
             for i, t in zip(self.at, tensors[self.count :], strict=True):
                 leaves[i] = t
             args = pytree.tree_unflatten(leaves, self.spec)
-            with within_torch(name), self.holding(tensors):
+            with translate_errors(name), self.holding(tensors):
                 return f(u, *args)
 
         return call
@@ -105,9 +105,9 @@ class Residual:
     def __call__(self, u: Tensor, *tensors: Tensor) -> Tensor:
         return self.call(u, *tensors)
 
-    def mapped(self, dims: tuple[int | None, ...]) -> Residual:
+    def add_batch_axis(self, dims: tuple[int | None, ...]) -> Residual:
         """The residual over a new first axis of u, and of the tensors whose dims is 0."""
-        jacobian = None if self.jacobian is None else self.jacobian.mapped(dims)
+        jacobian = None if self.jacobian is None else self.jacobian.add_batch_axis(dims)
         other = Residual(self.name, torch.vmap(self.call, (0, *dims)), jacobian, self.levels + 1, self.words)
         other.trusted, other.axes = self.trusted, (dims, *self.axes)
         return other
@@ -181,7 +181,7 @@ class Residual:
         return self.jacobian is not None and self.jacobian.known
 
 
-class Assembled:
+class MatrixJacobian:
     """The values of the Jacobian on its pattern, from a function of u and the tensors that returns a CSR:
     `call`, or the result of `find`(u, *tensors) for the first u, which is None if only products with the
     Jacobian should be used."""
@@ -212,14 +212,14 @@ class Assembled:
     def known(self) -> bool:
         return self.call is not None
 
-    def mapped(self, dims: tuple[int | None, ...]) -> Assembled:
-        return _Mapped(self, dims)
+    def add_batch_axis(self, dims: tuple[int | None, ...]) -> MatrixJacobian:
+        return _VmapJacobian(self, dims)
 
 
-class _Mapped(Assembled):
+class _VmapJacobian(MatrixJacobian):
     """The Jacobian over a new first axis."""
 
-    def __init__(self, inner: Assembled, dims: tuple[int | None, ...]):
+    def __init__(self, inner: MatrixJacobian, dims: tuple[int | None, ...]):
         self.inner, self.dims = inner, dims
 
     def values(self, u: Tensor, *tensors: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ class _Mapped(Assembled):
 # differentiated.
 
 
-class Ended(NamedTuple):
+class LoopResult(NamedTuple):
     """The result of a loop, for the systems along the leading axes of x."""
 
     x: Tensor
@@ -269,25 +269,27 @@ class Rule:
     def F(self, x: Tensor, *p: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def find(self, x0: Tensor | None, *p: Tensor) -> Ended:
+    def find(self, x0: Tensor | None, *p: Tensor) -> LoopResult:
         raise NotImplementedError
 
-    def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Ended:
+    def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> LoopResult:
         raise NotImplementedError
 
-    def mapped(self, dims: tuple[int | None, ...]) -> Rule:
+    def add_batch_axis(self, dims: tuple[int | None, ...]) -> Rule:
         raise NotImplementedError
 
     def release(self) -> None:
         """Keep no matrix, now or after a `solve`."""
 
-    def spared(self, g: Tensor, codes: Tensor, x: Tensor, p: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def replace_failures(
+        self, g: Tensor, codes: Tensor, x: Tensor, p: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """x and p where derivatives of F are computed, for the cotangent g."""
         return x, p
 
 
 @dataclass(frozen=True, eq=False)
-class Linearized(Rule):
+class LinearizedRule(Rule):
     """J(x, p) y = b, or its transpose, as an equation for y with parameters b, x, *p."""
 
     rule: Rule
@@ -307,20 +309,20 @@ class Linearized(Rule):
             return pullback(lambda z: self.rule.F(z, *p), x)[1](y)[0] - b
         return pushforward(lambda z: (self.rule.F(z, *p),), (x,), (y,))[0] - b
 
-    def find(self, x0: Tensor | None, *parameters: Tensor) -> Ended:
+    def find(self, x0: Tensor | None, *parameters: Tensor) -> LoopResult:
         b, x, *p = parameters
         return self.rule.solve(x, tuple(p), b, self.transpose)
 
-    def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Ended:
+    def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> LoopResult:
         return self.rule.solve(p[1], p[2:], b, self.transpose != transpose)
 
-    def mapped(self, dims: tuple[int | None, ...]) -> Linearized:
-        return replace(self, rule=self.rule.mapped(dims[2:]))
+    def add_batch_axis(self, dims: tuple[int | None, ...]) -> LinearizedRule:
+        return replace(self, rule=self.rule.add_batch_axis(dims[2:]))
 
 
 def linear_solve(rule: Rule, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Tensor:
     """J(x, p)^-1 b, differentiable in all of them."""
-    return Implicit.apply(Linearized(rule, transpose), None, b, x, *p)[0]  # type: ignore[index]
+    return Implicit.apply(LinearizedRule(rule, transpose), None, b, x, *p)[0]  # type: ignore[index]
 
 
 class Implicit(Nestable):
@@ -330,7 +332,9 @@ class Implicit(Nestable):
     def forward(rule: Rule, x0: Tensor | None, *p: Tensor):
         with _without_hooks() as checkpointed:
             like = p[0] if x0 is None else x0
-            out = as_one(lambda: tuple(rule.find(x0, *p)[:3]), p, range(rule.levels - like.dim(), 0))
+            out = run_as_operation(
+                lambda: tuple(rule.find(x0, *p)[:3]), p, range(rule.levels - like.dim(), 0)
+            )
         if checkpointed:  # else what a rule keeps, which is no saved tensor, would live as long as the graph
             rule.release()
         return out
@@ -350,9 +354,9 @@ class Implicit(Nestable):
         at = [i for i in range(len(p)) if ctx.needs_input_grad[2 + i]]
         grads: list[Tensor | None] = [None] * len(p)
         if g is not None and at:
-            x, p = ctx.rule.spared(g, codes, x, p)
+            x, p = ctx.rule.replace_failures(g, codes, x, p)
             y = linear_solve(ctx.rule, x, tuple(p), g, True)
-            pull = pullback(_of_some(ctx.rule, x, p, at), *(p[i] for i in at))[1]
+            pull = pullback(_restrict(ctx.rule, x, p, at), *(p[i] for i in at))[1]
             for i, t in zip(at, pull(-y), strict=True):
                 grads[i] = t
         return None, None, *grads
@@ -362,7 +366,7 @@ class Implicit(Nestable):
         x, _, *p = ctx.saved_tensors
         at = [i for i, t in enumerate(tangents) if t is not None]
 
-        F = _of_some(ctx.rule, x, p, at)
+        F = _restrict(ctx.rule, x, p, at)
         along = pushforward(lambda *q: (F(*q),), tuple(p[i] for i in at), tuple(tangents[i] for i in at))
         return linear_solve(ctx.rule, x, tuple(p), -along[0], False), None, None
 
@@ -378,10 +382,10 @@ class Implicit(Nestable):
             else:  # x0 and the states have every mapped axis
                 tensors.append(t.expand(info.batch_size, *t.shape) if i <= rule.dense else t)
         places = tuple(None if dim is None and i >= rule.dense else 0 for i, dim in enumerate(dims[1:]))
-        return Implicit.apply(rule.mapped(places), *tensors), (0, 0, 0)
+        return Implicit.apply(rule.add_batch_axis(places), *tensors), (0, 0, 0)
 
 
-def _of_some(rule: Rule, x: Tensor, p: list[Tensor], at: list[int]) -> Any:
+def _restrict(rule: Rule, x: Tensor, p: list[Tensor], at: list[int]) -> Any:
     """F at x as a function of the p with these indices."""
 
     def F(*some: Tensor) -> Tensor:
@@ -452,18 +456,18 @@ class Products:
         return other
 
 
-class Shifted:
+class ShiftedOperator:
     """v -> A v + shift v."""
 
     def __init__(self, A: Any, shift: Tensor):
         self.A, self.shift = A, shift
 
     def __call__(self, v: Tensor) -> Tensor:
-        return self.A(v) + over(self.shift, v) * v
+        return self.A(v) + broadcast_scalar(self.shift, v) * v
 
     @property
-    def T(self) -> Shifted:
-        return Shifted(self.A.T, self.shift)
+    def T(self) -> ShiftedOperator:
+        return ShiftedOperator(self.A.T, self.shift)
 
 
 class Systems:
@@ -487,8 +491,8 @@ class Systems:
         self.lost: Tensor | None = None  # systems whose Jacobian is not finite
         self.matrix = self.A = self.factors = self.kept = self.J
 
-    def mapped(self, dims: tuple[int | None, ...]) -> Systems:
-        return type(self)(self.residual.mapped(dims), self.linear, self.M)
+    def add_batch_axis(self, dims: tuple[int | None, ...]) -> Systems:
+        return type(self)(self.residual.add_batch_axis(dims), self.linear, self.M)
 
     @torch.no_grad()
     def update(self, u: Tensor, p: tuple[Tensor, ...], shift: Tensor | None = None) -> None:
@@ -528,7 +532,7 @@ class Systems:
             n, values = self.A.shape[0], self.A.values
             self.A = add(self.A, eye(n, dtype=values.dtype, device=values.device), beta=shift.unsqueeze(-1))
         elif shift is not None:
-            self.A = Shifted(self.A, shift)
+            self.A = ShiftedOperator(self.A, shift)
 
     def at(self, u: Tensor, p: tuple[Tensor, ...]) -> None:
         """`update`, unless the Jacobian already belongs to u and p."""
@@ -539,18 +543,20 @@ class Systems:
             self.update(u, p)
 
     @torch.no_grad()
-    def solve(self, b: Tensor, rtol: float, maxiter: int | None = None, transpose: bool = False) -> Ended:
+    def solve(
+        self, b: Tensor, rtol: float, maxiter: int | None = None, transpose: bool = False
+    ) -> LoopResult:
         """Solve J d = b to rtol ||b||. The norms are of the linear residual."""
         out = self._solve(b, rtol, maxiter, transpose)
         if self.lost is not None and bool(self.lost.any()):
-            x, codes = torch.where(over(self.lost, b), torch.nan, out.x), CODE[Status.NON_FINITE]
+            x, codes = torch.where(broadcast_scalar(self.lost, b), torch.nan, out.x), CODE[Status.NON_FINITE]
             out = out._replace(x=x, codes=torch.where(self.lost, codes, out.codes))
         if self.residual.levels and bool((nothing := norm(b, self.residual.levels) == 0).any()):
-            x, codes = torch.where(over(nothing, b), 0, out.x), CODE[Status.CONVERGED]
+            x, codes = torch.where(broadcast_scalar(nothing, b), 0, out.x), CODE[Status.CONVERGED]
             out = out._replace(x=x, codes=torch.where(nothing, codes, out.codes))
         return out
 
-    def _solve(self, b: Tensor, rtol: float, maxiter: int | None, transpose: bool) -> Ended:
+    def _solve(self, b: Tensor, rtol: float, maxiter: int | None, transpose: bool) -> LoopResult:
         levels, batch = self.residual.levels, b.shape[: self.residual.levels]
         right = column(b, levels)
         if self.how == "auto" or (self.how == "direct" and not isinstance(self.A, CSR)):
@@ -558,7 +564,7 @@ class Systems:
         size = norm(right, levels)
         if isinstance(self.A, CSR) and not bool(torch.isfinite(self.A.values).all()):
             codes = torch.full(batch, CODE[Status.NON_FINITE], device=b.device)
-            return Ended(torch.full_like(b, torch.nan), torch.stack((size, size), -1), codes)
+            return LoopResult(torch.full_like(b, torch.nan), torch.stack((size, size), -1), codes)
         A = self.A.T if transpose else self.A
         if callable(self.how):
             x = self.how(A, right)
@@ -572,10 +578,10 @@ class Systems:
                 )
             left = norm((A @ x if isinstance(A, CSR) else A(x)) - right, levels)
             codes = torch.where(left <= rtol * size, CODE[Status.CONVERGED], CODE[Status.MAX_ITERATIONS])
-            return Ended(x.reshape(b.shape), torch.stack((size, left), -1), codes)
+            return LoopResult(x.reshape(b.shape), torch.stack((size, left), -1), codes)
         if self.how == "direct":
             x, codes = self._direct(right, transpose)
-            return Ended(x.reshape(b.shape), torch.stack((size, torch.zeros_like(size)), -1), codes)
+            return LoopResult(x.reshape(b.shape), torch.stack((size, torch.zeros_like(size)), -1), codes)
         with quiet():
             M = self._preconditioner()
             M = M.T if transpose and M is not None else M
@@ -590,9 +596,9 @@ class Systems:
         elif solution.iterations > 2 * self.usual + 5 or worst(codes) != CODE[Status.CONVERGED]:
             self.kept = None
         norms = solution.residual_norms.reshape(*batch, -1)
-        return Ended(solution.x.reshape(b.shape), norms, codes.reshape(batch), solution.note)
+        return LoopResult(solution.x.reshape(b.shape), norms, codes.reshape(batch), solution.note)
 
-    def _factored(self) -> Any:
+    def _factorize(self) -> Any:
         """The factors of A, reusing the earlier analysis."""
         F, self.factors = self.factors, None
         if F is None or F.A.pattern is not self.A.pattern:
@@ -606,7 +612,7 @@ class Systems:
         batch = b.shape[:-2]
         codes = torch.full(batch, CODE[Status.CONVERGED], device=b.device)
         try:
-            return self._factored().solve(b, transpose=transpose), codes
+            return self._factorize().solve(b, transpose=transpose), codes
         except ValueError as error:
             if batch and batch.numel() > 1:
                 return self._one_by_one(b, transpose)
@@ -668,7 +674,9 @@ class Systems:
         return self.kept
 
     @torch.no_grad()
-    def confirmed(self, out: Ended, b: Tensor, rtol: float, maxiter: int | None, transpose: bool) -> Ended:
+    def refine(
+        self, out: LoopResult, b: Tensor, rtol: float, maxiter: int | None, transpose: bool
+    ) -> LoopResult:
         """`out` with A x = b, for the Jacobian of f: refined by products with it where A lacks small entries,
         as a given pattern may. Raises an error where it lacks large ones."""
         if not isinstance(self.A, CSR) or self.A is not self.matrix:
@@ -692,14 +700,19 @@ class Systems:
             goal = goal + 10 * torch.finfo(x.dtype).eps * norm(image, levels)
         codes, norms = out.codes, out.norms
         while bool((far := left > goal).any()):
-            step = self._solve(torch.where(over(far, b), r.reshape(b.shape), 0), rtol, maxiter, transpose)
+            step = self._solve(
+                torch.where(broadcast_scalar(far, b), r.reshape(b.shape), 0), rtol, maxiter, transpose
+            )
             x_next = x + step.x
             r_next = right - J(column(x_next, levels))
             better = far & (norm(r_next, levels) < left / 2)
             codes = torch.where(
                 far & ~better & (codes == CODE[Status.CONVERGED]), CODE[Status.STAGNATED], codes
             )
-            x, r = torch.where(over(better, x), x_next, x), torch.where(over(better, r), r_next, r)
+            x, r = (
+                torch.where(broadcast_scalar(better, x), x_next, x),
+                torch.where(broadcast_scalar(better, r), r_next, r),
+            )
             goal = torch.where(far & ~better, torch.inf, goal)
             left = norm(r, levels)
             norms = torch.cat((norms, left.unsqueeze(-1)), -1)
@@ -711,7 +724,7 @@ class Systems:
             self._choose()
         if self.how != "direct":
             return self._preconditioner()
-        return self._factored().solve
+        return self._factorize().solve
 
     @property
     def method(self) -> str:
@@ -753,6 +766,6 @@ def norm(r: Tensor, levels: int) -> Tensor:
     return unit * torch.linalg.vector_norm(r / unit.unsqueeze(-1), dim=-1)
 
 
-def over(t: Tensor, u: Tensor) -> Tensor:
+def broadcast_scalar(t: Tensor, u: Tensor) -> Tensor:
     """One scalar per system, shaped to multiply u."""
     return t.reshape((*t.shape, *[1] * (u.dim() - t.dim())))

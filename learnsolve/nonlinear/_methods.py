@@ -16,12 +16,12 @@ from learnsolve.nonlinear._linear import (
     INNER,
     LINEAR,
     NOT_FINITE,
-    Ended,
+    LoopResult,
     Residual,
     Systems,
+    broadcast_scalar,
     column,
     norm,
-    over,
 )
 from learnsolve.solvers.core.loop import quiet
 from learnsolve.solvers.least_squares import lsmr
@@ -65,18 +65,18 @@ def rounding(
     for trial in range(_TRIALS):
         floor = torch.maximum(floor, (f(rounded(u), *map(rounded, p)) - r).abs())
         if trial == 0:
-            near = norm(measured, f.levels) <= _FAR * norm(_mapped(through, floor, r, unit), f.levels)
+            near = norm(measured, f.levels) <= _FAR * norm(_map_floor(through, floor, r, unit), f.levels)
             if not bool(near.any()):
                 return torch.zeros_like(measured)
-    return _mapped(through, floor, r, unit)
+    return _map_floor(through, floor, r, unit)
 
 
-def _mapped(through: Callable[[Tensor], Tensor] | None, floor: Tensor, r: Tensor, unit: float) -> Tensor:
+def _map_floor(through: Callable[[Tensor], Tensor] | None, floor: Tensor, r: Tensor, unit: float) -> Tensor:
     """The derivatives in the map are rounded too, by a unit."""
     return floor if through is None else through(floor + unit * r.abs())
 
 
-def explained(r: Tensor, floor: Tensor, levels: int) -> Tensor:
+def is_rounding(r: Tensor, floor: Tensor, levels: int) -> Tensor:
     """Which systems have no entry above the floor, of whatever size the others are."""
     return (r.detach().abs() <= floor).flatten(levels).all(-1)
 
@@ -172,7 +172,7 @@ class Progress:
         measured = r if measured is None else measured
         floor = rounding(f, u, p, r, measured, through)
         if self.settings.rtol > 0:
-            self.stop(which & explained(measured, floor, f.levels), Status.CONVERGED)
+            self.stop(which & is_rounding(measured, floor, f.levels), Status.CONVERGED)
         if stuck:
             self.stop(which & (norm(measured, f.levels) <= norm(floor, f.levels)), Status.STAGNATED)
 
@@ -186,20 +186,20 @@ class Progress:
             if self.settings.callback(iteration):
                 self.stop(self.running, Status.STOPPED_BY_CALLBACK)
 
-    def ended(self, u: Tensor, note: str = "") -> Ended:
+    def finish(self, u: Tensor, note: str = "") -> LoopResult:
         self.stop(self.running, Status.MAX_ITERATIONS)
-        return Ended(u, torch.stack(self.norms, -1), self.codes, note)
+        return LoopResult(u, torch.stack(self.norms, -1), self.codes, note)
 
 
 def newton(
     f: Residual,
     systems: Systems,
-    direction: Callable[..., Ended],
+    direction: Callable[..., LoopResult],
     u: Tensor,
     p: tuple[Tensor, ...],
     r: Tensor,
     o: Settings,
-) -> Ended:
+) -> LoopResult:
     """Newton's method from u, with r = f(u). `direction`(u, b, eta, shift) solves (J(u) + shift) d = b to eta
     ||b||, with the matrix in `systems`."""
     size = norm(r, f.levels)
@@ -212,9 +212,9 @@ def newton(
         if slow or not o.chord:
             base, shift, fresh = u, None if tau is None else 1 / tau, True
             systems.update(u, p, shift)
-        solved = direction(base, torch.where(over(running, r), -r, 0), eta, shift)
+        solved = direction(base, torch.where(broadcast_scalar(running, r), -r, 0), eta, shift)
         lost = ~torch.isfinite(norm(solved.x, f.levels))
-        d = torch.where(over(lost, u), 0, solved.x)
+        d = torch.where(broadcast_scalar(lost, u), 0, solved.x)
         u_next, r_next, size_next, good = _step(
             f, u, p, d, r, size, eta, running & ~lost, len(progress.norms), o
         )
@@ -232,7 +232,9 @@ def newton(
             note = NOT_FINITE if lost else ""
         moved = running & good
         if not bool(moved.all()):
-            u_next, r_next = (torch.where(over(moved, a), a, b) for a, b in ((u_next, u), (r_next, r)))
+            u_next, r_next = (
+                torch.where(broadcast_scalar(moved, a), a, b) for a, b in ((u_next, u), (r_next, r))
+            )
             size_next = torch.where(moved, size_next, size)
         ratio = torch.where(moved, size_next / size, 0)
         poor = moved & (ratio > _SLOW)
@@ -242,7 +244,7 @@ def newton(
         progress.rest(poor, f, u, p, r)
         if o.forcing is None:
             eta = _forcing(eta, float(ratio.max()), progress, size)
-    return progress.ended(u, note)
+    return progress.finish(u, note)
 
 
 def _step(
@@ -268,7 +270,7 @@ def _step(
         return u_next, r_next, size_next, good
     t = torch.ones_like(size)
     while True:
-        u_next = u + over(t, u) * d
+        u_next = u + broadcast_scalar(t, u) * d
         r_next = f(u_next, *p)
         size_next = norm(r_next, f.levels)
         good = running & (size_next <= size * (1 - 2 * _NEWTON_DECREASE * (1 - eta) * t).sqrt())
@@ -328,13 +330,15 @@ class Normal(Systems):
             )
 
     def of(self, J: Any) -> Any:
-        return J.T @ J if isinstance(J, CSR) and self.how != "lsmr" else Squared(J)
+        return J.T @ J if isinstance(J, CSR) and self.how != "lsmr" else NormalOperator(J)
 
     def shift(self, shift: Tensor | None) -> None:
         self.mu = shift
         super().shift(shift)
 
-    def solve(self, b: Tensor, rtol: float, maxiter: int | None = None, transpose: bool = False) -> Ended:
+    def solve(
+        self, b: Tensor, rtol: float, maxiter: int | None = None, transpose: bool = False
+    ) -> LoopResult:
         """With "lsmr": min ||J d + r||^2 + shift ||d||^2, until its gradient reaches the tolerance."""
         if self.how != "lsmr":
             return super().solve(b, rtol, maxiter, transpose)
@@ -353,7 +357,7 @@ class Normal(Systems):
         assert left is not None
         assert codes is not None
         norms = torch.stack((size, left.reshape(())))
-        return Ended(solution.x.reshape(b.shape), norms, codes.reshape(()), solution.note)
+        return LoopResult(solution.x.reshape(b.shape), norms, codes.reshape(()), solution.note)
 
     def inverse(self) -> Any:
         return None if self.how == "lsmr" else super().inverse()
@@ -386,7 +390,7 @@ class Normal(Systems):
         )
 
 
-class Squared:
+class NormalOperator:
     """v -> J^T J v."""
 
     def __init__(self, J: Any):
@@ -396,13 +400,13 @@ class Squared:
         return self.Jt(self.J(v))
 
     @property
-    def T(self) -> Squared:
+    def T(self) -> NormalOperator:
         return self
 
 
 def levenberg_marquardt(
     f: Residual, systems: Systems, direction: Any, u: Tensor, p: tuple[Tensor, ...], r: Tensor, o: Settings
-) -> Ended:
+) -> LoopResult:
     """Steps d with (J^T J + mu) d = -J^T r. mu falls if the linear model predicted the decrease, and grows
     otherwise. Converged: ||r||, or with o.normal ||J^T r||, reached the tolerance."""
     size, levels = norm(r, f.levels), f.levels
@@ -429,13 +433,15 @@ def levenberg_marquardt(
             if o.forcing is None
             else o.forcing
         )
-        solved = systems.solve(torch.where(over(running, g), -g, 0), min(max(eta, 10 * eps), 1e-2), INNER)
+        solved = systems.solve(
+            torch.where(broadcast_scalar(running, g), -g, 0), min(max(eta, 10 * eps), 1e-2), INNER
+        )
         lost = ~torch.isfinite(norm(solved.x, levels))
-        d = torch.where(over(lost, u), 0, solved.x)
+        d = torch.where(broadcast_scalar(lost, u), 0, solved.x)
         u_next = u + d
         r_next = f(u_next, *p)
         size_next = norm(r_next, levels)
-        model = (d * (over(mu, d) * d - g)).flatten(levels).sum(-1) / 2
+        model = (d * (broadcast_scalar(mu, d) * d - g)).flatten(levels).sum(-1) / 2
         gain = (size - size_next) * (size + size_next) / 2 / torch.where(model > 0, model, 1)
         noise = model <= 10 * eps * size**2  # no decrease is measurable
         good = (
@@ -450,8 +456,8 @@ def levenberg_marquardt(
             torch.where(mu > 0, mu, _FIRST * start) * nu,
         )
         nu = torch.where(good, 2.0, 2 * nu)
-        moved = over(good, u)
-        u, r = torch.where(moved, u_next, u), torch.where(over(good, r), r_next, r)
+        moved = broadcast_scalar(good, u)
+        u, r = torch.where(moved, u_next, u), torch.where(broadcast_scalar(good, r), r_next, r)
         size, before = torch.where(good, size_next, size), steep
         if bool(good.any()):
             systems.update(u, p)
@@ -465,7 +471,7 @@ def levenberg_marquardt(
             ended | (mu > _LARGEST * start) & ~good,
             Status.LINE_SEARCH_FAILED if o.normal else Status.SINGULAR_JACOBIAN,
         )
-    return progress.ended(u)._replace(normal=steep)
+    return progress.finish(u)._replace(normal=steep)
 
 
 # Anderson acceleration of x <- x - damping F(x).
@@ -480,7 +486,7 @@ _RIDGE = 1e3  # in rounding units, for differences of norm one
 
 def anderson(
     f: Residual, systems: Any, direction: Any, x: Tensor, p: tuple[Tensor, ...], r: Tensor, o: Settings
-) -> Ended:
+) -> LoopResult:
     """x_{k+1} = x_k - d F_k - sum_j gamma_j (Dx_j - d DF_j), with the damping d, where gamma minimizes
     ||F_k - sum_j gamma_j DF_j|| over the last `memory` differences."""
     size = norm(r, f.levels)
@@ -492,8 +498,8 @@ def anderson(
         x_next = x - o.damping * r
         if changes:
             dF, dx = (torch.stack([t.flatten(f.levels) for t in some], -1) for some in (changes, steps))
-            x_next = x_next - _mixed(dF, dx - o.damping * dF, r.flatten(f.levels)).reshape(x.shape)
-        x_next = x_next if bool(running.all()) else torch.where(over(running, x), x_next, x)
+            x_next = x_next - _mix(dF, dx - o.damping * dF, r.flatten(f.levels)).reshape(x.shape)
+        x_next = x_next if bool(running.all()) else torch.where(broadcast_scalar(running, x), x_next, x)
         r_next = f(x_next, *p)
         steps, changes = [*steps, x_next - x][-o.memory :], [*changes, r_next - r][-o.memory :]
         if o.memory == 0:
@@ -504,11 +510,11 @@ def anderson(
         if o.rtol > 0 and len(progress.norms) >= due and bool((rising := running & (size >= before)).any()):
             progress.rest(rising, f, x, p, r, stuck=False)
             due = 2 * len(progress.norms)
-    return progress.ended(x)
+    return progress.finish(x)
 
 
 @full_precision
-def _mixed(D: Tensor, steps: Tensor, r: Tensor) -> Tensor:
+def _mix(D: Tensor, steps: Tensor, r: Tensor) -> Tensor:
     """steps @ gamma, where gamma minimizes ||r - D gamma||, for D (..., n, m). Zero columns of D, of systems
     that have stopped, get zero."""
     length = torch.linalg.vector_norm(D.detach(), dim=-2, keepdim=True)

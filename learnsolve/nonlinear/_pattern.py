@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from learnsolve._library import operator_of_torch
 from learnsolve.arguments import CALLABLE
 from learnsolve.matrix.cache import plain_tensors
-from learnsolve.matrix.checks import declared, real_tensor
+from learnsolve.matrix.checks import check_arguments, real_tensor
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nonlinear import _trace
 from learnsolve.nonlinear._trace import (
@@ -29,13 +29,13 @@ from learnsolve.nonlinear._trace import (
     Rows,
     Sets,
     Tracer,
-    all_of,
     blocks,
     call,
-    count_of,
+    count_rows,
+    couple_all,
     lines,
-    placed,
     rule,
+    scatter_rows,
     unknown,
 )
 from learnsolve.solvers.core.loop import users_frame
@@ -148,7 +148,7 @@ def convolution(c: Call) -> Sets:
     if (rows := c.tracer.rows(x)) is not None:
         parts.append(through(c.tracer, c.named, x, rows, out, c.named["transposed"]))
     if c.tracer.has_rows(weight):
-        parts += all_of(c.tracer, [weight], [out])
+        parts += couple_all(c.tracer, [weight], [out])
     if bias is not None:
         parts.append(c.tracer.rows(bias.reshape(-1, *(1 for _ in out.shape[2:])), out.shape))
     return [c.tracer.union(parts)]
@@ -164,9 +164,9 @@ def convolution_backward(c: Call) -> Sets:
             continue
         out = next(remaining)
         if of != "input":
-            sets += all_of(c.tracer, [g, x] if of == "weight" else [g], [out])
+            sets += couple_all(c.tracer, [g, x] if of == "weight" else [g], [out])
             continue
-        parts = all_of(c.tracer, [weight], [out]) if c.tracer.has_rows(weight) else []
+        parts = couple_all(c.tracer, [weight], [out]) if c.tracer.has_rows(weight) else []
         if (rows := c.tracer.rows(g)) is not None:
             parts.append(through(c.tracer, c.named, g, rows, out, not c.named["transposed"]))
         sets.append(c.tracer.union(parts))
@@ -174,7 +174,7 @@ def convolution_backward(c: Call) -> Sets:
 
 
 @rule("avg_pool2d avg_pool3d avg_pool2d_backward avg_pool3d_backward")
-def averaged(c: Call) -> Sets:
+def trace_average(c: Call) -> Sets:
     backward = "grad_output" in c.named
     x, out = c.named["grad_output" if backward else "self"], c.results[0]
     rows = c.tracer.rows(x)
@@ -228,18 +228,18 @@ def _only(d: int, n: int, axes: int) -> list[int]:
     "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward "
     "_upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward"
 )
-def moved_back(c: Call) -> Sets:
+def trace_adjoint_move(c: Call) -> Sets:
     """The adjoint of an operation that moves: that shows where each element came from."""
     out, names = c.results[0], {"col2im": "im2col", "unfold_backward": "unfold"}
     forward = operator_of_torch(names.get(c.name, c.name.removesuffix("_backward")))
     ids = torch.arange(1, out.numel() + 1, dtype=torch.float64, device=out.device).reshape(out.shape)
     given = {**c.named, "self": ids, "dimension": c.named.get("dim")}
     places = call(forward, [given[a.name] for a in forward._schema.arguments])
-    return [placed(c.tracer, c.values[0], places.long() - 1, out)]
+    return [scatter_rows(c.tracer, c.values[0], places.long() - 1, out)]
 
 
 @rule("grid_sampler_2d_backward grid_sampler_3d_backward")
-def sampled_backward(c: Call) -> Sets:
+def trace_sample_backward(c: Call) -> Sets:
     """Of the input each channel is dense. Each point of the grid is moved for itself."""
     g, of_input = c.values[0], c.named["output_mask"][0]  # else there is only one result
     sets = [blocks(c.tracer, [g], out, range(2, g.dim())) for out in c.results[:of_input]]
@@ -277,7 +277,7 @@ def spread(
     return rows, ids.expand(batch, len(at), columns)
 
 
-def coupled(T: Tracer, parts: list, places: Tensor, count: int) -> Rows | None:
+def couple_rows(T: Tracer, parts: list, places: Tensor, count: int) -> Rows | None:
     """The union of `spread` operands, each at `places` of the result, (batch, entries, columns)."""
     sets = []
     for part in parts:
@@ -302,10 +302,10 @@ def _product(
     b = torch.zeros(batch, dtype=torch.int64) if sum_batch else torch.arange(batch)
     places = (b[:, None, None] * rows + row[:, None]) * columns + torch.arange(columns)
     parts = [spread(T, v, 1, perm, batch, columns), spread(T, x, axes, column, batch, columns)]
-    return coupled(T, parts, places, out.numel())
+    return couple_rows(T, parts, places, out.numel())
 
 
-def _sampled(
+def _couple_samples(
     T: Tracer, structure: Sequence[Tensor], u: Tensor, v: Tensor, out: Tensor, sum_batch: bool
 ) -> Rows | None:
     """Entry (i, j) is <u_i, v_j>."""
@@ -316,7 +316,7 @@ def _sampled(
     b = torch.zeros(batch, dtype=torch.int64) if sum_batch else torch.arange(batch)
     places = (b[:, None, None] * len(row) + torch.arange(len(row))[:, None]).expand(batch, len(row), columns)
     parts = [spread(T, t, axes, at, batch, columns) for t, at in ((u, row), (v, column))]
-    return coupled(T, parts, places, out.numel())
+    return couple_rows(T, parts, places, out.numel())
 
 
 @rule("csr_spmm")
@@ -327,7 +327,11 @@ def spmm(c: Call) -> Sets:
 
 @rule("csr_sddmm")
 def sddmm(c: Call) -> Sets:
-    return [_sampled(c.tracer, c.values[:2], c.named["u"], c.named["v"], c.results[0], c.named["sum_batch"])]
+    return [
+        _couple_samples(
+            c.tracer, c.values[:2], c.named["u"], c.named["v"], c.results[0], c.named["sum_batch"]
+        )
+    ]
 
 
 @rule("csr_spmm_backward csr_spmv_scatter_backward")
@@ -340,13 +344,16 @@ def spmm_backward(c: Call) -> Sets:
         places = column[None, :, None]
         ids = torch.arange(len(row))
         parts = [spread(c.tracer, v, 1, ids, 1, 1), spread(c.tracer, g, 1, row, 1, 1)]
-        of_x = coupled(c.tracer, parts, places, c.results[1].numel()) if c.named["need_x"] else None
-        return [_sampled(c.tracer, rows, g, x, c.results[0], False) if c.named["need_values"] else None, of_x]
+        of_x = couple_rows(c.tracer, parts, places, c.results[1].numel()) if c.named["need_x"] else None
+        return [
+            _couple_samples(c.tracer, rows, g, x, c.results[0], False) if c.named["need_values"] else None,
+            of_x,
+        ]
     by_transpose = c.named["crow"] is not c.named["ptr"]
     if v.dim() != 1 or x.dim() > 2 or not by_transpose:
         return unknown(c)
     return [
-        _sampled(c.tracer, (c.named["crow"], c.named["col"]), g, x, c.results[0], False),
+        _couple_samples(c.tracer, (c.named["crow"], c.named["col"]), g, x, c.results[0], False),
         _product(c.tracer, c.values[:3], v, g, c.results[1], False, g.dim() == 1),
     ]
 
@@ -375,7 +382,7 @@ def spgemm(c: Call) -> Sets:
         b = torch.arange(batch) if out.dim() == 2 else torch.zeros(batch, dtype=torch.int64)
         places = (b[:, None] * out.shape[-1] + at[of])[..., None]
         parts = [spread(c.tracer, t, 1, at[n], batch, 1) for n, t in operands.items()]
-        sets.append(coupled(c.tracer, parts, places, out.numel()))
+        sets.append(couple_rows(c.tracer, parts, places, out.numel()))
     return sets
 
 
@@ -386,7 +393,7 @@ def systems(c: Call) -> Sets:
     others = [t for name, t in c.named.items() if name != "b"]
     for out in c.results:
         by_column = blocks(c.tracer, [b], out, -2 if b.dim() > 1 else 0)
-        sets.append(c.tracer.union([by_column, *all_of(c.tracer, others, [out])]))
+        sets.append(c.tracer.union([by_column, *couple_all(c.tracer, others, [out])]))
     return sets
 
 
@@ -480,17 +487,17 @@ def stencil(c: Call) -> Sets:
     ]
 
 
-def with_values(function: str, name: str, u: Tensor) -> Tensor:
+def require_values(function: str, name: str, u: Tensor) -> Tensor:
     if u.is_meta:
         raise ValueError(f"{function}: {name} must have values, got a tensor on meta")
     return u
 
 
 Function = Annotated[Callable[..., Tensor], CALLABLE]
-VARIABLE = real_tensor(with_values)
+VARIABLE = real_tensor(require_values)
 
 
-@declared
+@check_arguments
 def jacobian_sparsity(f: Function, u: Annotated[Tensor, VARIABLE], *args: Any) -> SparsityPattern:
     r"""Where the Jacobian of f with respect to u may have entries, from the operations that f calls.
 
@@ -550,8 +557,10 @@ def find_pattern(function: str, f: Callable[..., Tensor], u: Tensor, args: tuple
 def outside(function: str, u: Tensor, args: tuple) -> Iterator[tuple[Tensor, tuple]]:
     """The numbers of the arguments, outside of the transformations of torch.func that are active. Where
     `vmap` maps, they are the first member's, since all share the pattern."""
-    with temporarily_clear_interpreter_stack(), within_torch(function):
-        u, args = pytree.tree_map(lambda t: first_of(function, t) if isinstance(t, Tensor) else t, (u, args))
+    with temporarily_clear_interpreter_stack(), translate_errors(function):
+        u, args = pytree.tree_map(
+            lambda t: first_sample(function, t) if isinstance(t, Tensor) else t, (u, args)
+        )
         yield u.clone(memory_format=torch.contiguous_format), args
 
 
@@ -570,7 +579,7 @@ _REASONS |= {"with sparse_mask": _SPARSE}
 
 
 @contextmanager
-def within_torch(function: str) -> Iterator[None]:
+def translate_errors(function: str) -> Iterator[None]:
     """What torch says of an f that it cannot differentiate, in our words."""
     try:
         yield
@@ -581,7 +590,7 @@ def within_torch(function: str) -> Iterator[None]:
         raise
 
 
-def first_of(function: str, t: Tensor) -> Tensor:
+def first_sample(function: str, t: Tensor) -> Tensor:
     while is_functorch_wrapped_tensor(t):
         inner = get_unwrapped(t)
         if is_batchedtensor(t):
@@ -618,7 +627,7 @@ def program_key(function: str, u: Tensor, args: tuple, keep: bool = False) -> tu
         if isinstance(leaf, Tensor):
             key.append(tuple(leaf.shape))
             if not leaf.is_floating_point():
-                t = first_of(function, leaf)
+                t = first_sample(function, leaf)
                 key.append(_Content(t.clone() if keep else t))
         elif isinstance(leaf, np.ndarray):
             key += [leaf.shape, leaf.dtype, leaf.tobytes()]
@@ -659,7 +668,7 @@ def _forward(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tra
     """Rows of J: its products with a tangent."""
     tracer = Tracer(function, x, _trace, x.numel())
     mark(tracer, x, args)
-    tangent = random_like(x)
+    tangent = generic_point(x)
     tracer.write(tangent, identity(x.numel()))
     with torch.no_grad(), tracer, Lists(tracer):
         out, along = torch.func.jvp(flat, (x,), (tangent,))[:2]
@@ -676,7 +685,7 @@ def _reverse(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tra
     with tracer, Lists(tracer):
         out, pull = torch.func.vjp(flat, x)[:2]
     tracer.width = out.numel()
-    cotangent = random_like(out)
+    cotangent = generic_point(out)
     tracer.write(cotangent, identity(out.numel()))
     with tracer:
         along = pull(cotangent)[0]
@@ -691,7 +700,7 @@ def mark(tracer: Tracer, x: Tensor, args: tuple) -> None:
             tracer.write(t, None)
 
 
-def random_like(t: Tensor) -> Tensor:
+def generic_point(t: Tensor) -> Tensor:
     """Numbers of which no derivative vanishes by chance, equal in each call."""
     with plain_tensors():
         generator = torch.Generator().manual_seed(20)
@@ -714,11 +723,11 @@ _SAY = {
 def _pattern(function: str, tracer: Tracer, rows: Rows) -> SparsityPattern:
     for kind, what in tracer.notes:
         warnings.warn(f"{function}: {_SAY[kind].format(what)}", RuntimeWarning, stacklevel=users_frame())
-    return pattern_of(rows, tracer.width)
+    return build_pattern(rows, tracer.width)
 
 
-def pattern_of(rows: Rows, width: int) -> SparsityPattern:
-    shape = (count_of(rows), width)
+def build_pattern(rows: Rows, width: int) -> SparsityPattern:
+    shape = (count_rows(rows), width)
     dtype = np.int32 if max(*shape, len(rows.indices)) < 2**31 else np.int64
     crow, col = (torch.from_numpy(a.astype(dtype)) for a in (rows.indptr, rows.indices))
     return SparsityPattern(crow, col, shape)

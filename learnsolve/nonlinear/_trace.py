@@ -166,11 +166,11 @@ class Tracer(Watch):
         if rows is None or not self._is_all(t, storage):
             new = self.empty(count) if rows is None else rows
             old = self.empty(storage.size) if storage.rows is None else storage.rows
-            both, source = stacked([old, new]), np.arange(storage.size)
+            both, source = stack_rows([old, new]), np.arange(storage.size)
             if _itemsize(t) == storage.itemsize:
                 source[_positions(t, storage.size)] = storage.size + np.arange(count)
             else:  # bytes of other numbers
-                both = self.product(0 * np.arange(count_of(both)), np.arange(count_of(both)), 1, both)
+                both = self.product(0 * np.arange(count_rows(both)), np.arange(count_rows(both)), 1, both)
                 source = 0 * source
             rows = self.take(both, source)
         storage.rows = rows
@@ -182,7 +182,7 @@ class Tracer(Watch):
         storage = self.storages.get(memory._cdata)
         if storage is not None and (more := memory.nbytes() // storage.itemsize - storage.size) > 0:
             storage.size += more  # after resize_
-            storage.rows = None if storage.rows is None else stacked([storage.rows, self.empty(more)])
+            storage.rows = None if storage.rows is None else stack_rows([storage.rows, self.empty(more)])
         return storage
 
     @staticmethod
@@ -211,7 +211,7 @@ class Tracer(Watch):
     def product(self, out: np.ndarray, source: np.ndarray, count: int, rows: Rows) -> Rows:
         """`count` sets: set out[k] includes row source[k], for each k."""
         ones = np.ones(len(out), dtype=bool)
-        M = scipy.sparse.coo_array((ones, (out, source)), shape=(count, count_of(rows))).tocsr()
+        M = scipy.sparse.coo_array((ones, (out, source)), shape=(count, count_rows(rows))).tocsr()
         bound = int(np.diff(rows.indptr)[source].sum(dtype=np.int64))
         if bound > MOST_ENTRIES:
             self.check_size(min(bound, count * self.width))
@@ -231,7 +231,7 @@ class Tracer(Watch):
         if not (self.choosing and kind == "values"):
             self.notes.setdefault((kind, f"{func}{users_line()}"), None)
 
-    def as_one(self, run: Callable[[], Any], inputs: Sequence[Tensor], dims: Sequence[int]) -> Any:
+    def run_as_operation(self, run: Callable[[], Any], inputs: Sequence[Tensor], dims: Sequence[int]) -> Any:
         """The results of `run`, a solver: of its iterations, and the values that end them, nothing is
         noted."""
         with _pop_mode_temporarily():
@@ -311,11 +311,11 @@ def _positions(t: Tensor, size: int) -> np.ndarray:
     return torch.arange(size).as_strided(shape, stride, offset).reshape(-1).numpy()
 
 
-def count_of(rows: Rows) -> int:
+def count_rows(rows: Rows) -> int:
     return len(rows.indptr) - 1
 
 
-def stacked(parts: Sequence[Rows]) -> Rows:
+def stack_rows(parts: Sequence[Rows]) -> Rows:
     return Rows(scipy.sparse.vstack(parts, format="csr"))
 
 
@@ -394,17 +394,17 @@ def differentiable(t: Tensor) -> bool:
 
 def unknown(c: Call) -> Sets:
     c.tracer.note("dense", c.func)
-    return all_of(c.tracer, c.operands, c.results)
+    return couple_all(c.tracer, c.operands, c.results)
 
 
-def all_of(T: Tracer, values: Any, results: list[Tensor]) -> list[Rows | None]:
+def couple_all(T: Tracer, values: Any, results: list[Tensor]) -> list[Rows | None]:
     sets = [T.rows(t) for t in tensors(values)]
     every = T.union([None if r is None else one_set(T, r) for r in sets])
     return [None if every is None else T.take(every, np.zeros(t.numel(), int)) for t in results]
 
 
 def one_set(T: Tracer, rows: Rows) -> Rows:
-    count = count_of(rows)
+    count = count_rows(rows)
     return T.product(np.zeros(count, int), np.arange(count), 1, rows)
 
 
@@ -417,7 +417,7 @@ def pointwise(c: Call) -> Sets:
 
 
 @rule("copy fill")
-def overwritten(c: Call) -> Sets:
+def trace_overwrite(c: Call) -> Sets:
     return [c.tracer.rows(c.values[1], c.results[0].shape) if isinstance(c.values[1], Tensor) else None]
 
 
@@ -436,12 +436,12 @@ def empty(c: Call) -> Sets:
     "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d as_strided expand "
     "permute transpose view slice select squeeze unsqueeze t split unbind diagonal narrow unfold"
 )
-def moved(c: Call) -> Sets:
+def trace_move(c: Call) -> Sets:
     """The operation itself moves the numbers of the sets, counted from one, with zeros in between."""
     if c.named.get("reduce") is not None:
-        return unknown(c) if c.name != "scatter" else added(c)
+        return unknown(c) if c.name != "scatter" else trace_addition(c)
     if any(c.tracer.depends(t) and not differentiable(t) for t in tensors(c.values)):
-        return moved_by_values(c)
+        return trace_value_move(c)
     stack: list[Rows] = []
     first = 1
 
@@ -465,7 +465,7 @@ def moved(c: Call) -> Sets:
         scalar = isinstance(argument.type, torch.NumberType) and value is not None
         numbered.append(0 if scalar else pytree.tree_map(number, value))
     out = tensors(call(c.func, numbered))
-    rows = stacked([c.tracer.empty(1), *stack])
+    rows = stack_rows([c.tracer.empty(1), *stack])
     return [c.tracer.take(rows, ids.reshape(-1).long().cpu().numpy()) for ids in out]
 
 
@@ -476,7 +476,7 @@ def call(func: Any, values: list) -> Any:
     return func(*(v for a, v in zip(arguments, values, strict=True) if not a.kwarg_only), **by_name)
 
 
-def moved_by_values(c: Call) -> Sets:
+def trace_value_move(c: Call) -> Sets:
     """Values of u or args decide what goes where. A gather, by which torch differentiates sort and max,
     takes from its line, whatever they decide."""
     if c.name == "gather":
@@ -486,27 +486,27 @@ def moved_by_values(c: Call) -> Sets:
         part = tuple(slice(n) for n in index.shape)
         return [lines(c.tracer, source, [dim], lambda ids: ids[part].expand(index.shape))]
     c.tracer.note("values", c.func)
-    return all_of(c.tracer, c.values, c.results)
+    return couple_all(c.tracer, c.values, c.results)
 
 
 @rule("where masked_fill")
 def chosen(c: Call) -> Sets:
     mask = c.named["condition"] if "condition" in c.named else c.named["mask"]
     constant = not c.tracer.depends(mask)
-    return (moved if constant else pointwise)(c)
+    return (trace_move if constant else pointwise)(c)
 
 
 @rule("index_add scatter_add scatter_reduce index_put _index_put_impl embedding_dense_backward put")
-def added(c: Call) -> Sets:
+def trace_addition(c: Call) -> Sets:
     """Elements that are added to others at constant places, or overwrite them."""
     out = c.results[0]
     indices = tensors([v for k, v in c.named.items() if k.startswith("ind")])
     if any(c.tracer.depends(i) for i in indices):
         c.tracer.note("values", c.func)
-        return all_of(c.tracer, c.values, c.results)
+        return couple_all(c.tracer, c.values, c.results)
     name, ids = c.name, torch.arange(out.numel(), device=out.device).reshape(out.shape)
     if name in ("index_put", "_index_put_impl", "put") and not c.named["accumulate"]:
-        return moved(c)
+        return trace_move(c)
     if name == "embedding_dense_backward":
         source = c.named["grad_output"]
         places = ids[c.named["indices"]]
@@ -522,10 +522,10 @@ def added(c: Call) -> Sets:
         else:
             places = ids[tuple(slice(None) if i is None else i for i in c.named["indices"])]
     before = c.tracer.rows(c.named["self"], out.shape) if "self" in c.named else None
-    return [c.tracer.union([before, placed(c.tracer, source, places, out)])]
+    return [c.tracer.union([before, scatter_rows(c.tracer, source, places, out)])]
 
 
-def placed(T: Tracer, source: Tensor, places: Tensor, out: Tensor) -> Rows | None:
+def scatter_rows(T: Tracer, source: Tensor, places: Tensor, out: Tensor) -> Rows | None:
     """Each element of `source` is added to the element of `out` with the number in `places`, or to none."""
     rows, at = T.rows(source, places.shape), places.reshape(-1).cpu().numpy()
     if rows is None:
@@ -559,7 +559,7 @@ def blocks(T: Tracer, inputs: Sequence[Tensor], out: Tensor, dims: Any) -> Rows 
 
 
 @rule("sum mean nansum amax amin linalg_vector_norm logsumexp trace")
-def reduced(c: Call) -> Sets:
+def trace_reduction(c: Call) -> Sets:
     """Each line along the axes to one element."""
     return [lines(c.tracer, c.named["self"], c.named.get("dim"))]
 
@@ -573,7 +573,7 @@ def along(c: Call) -> Sets:
     return [blocks(c.tracer, c.operands, c.results[0], c.named["dim"])]
 
 
-def solved(T: Tracer, inputs: Sequence[Tensor], x: Tensor, dims: Sequence[int]) -> Rows | None:
+def trace_solve(T: Tracer, inputs: Sequence[Tensor], x: Tensor, dims: Sequence[int]) -> Rows | None:
     """x of a solver: dense along `dims`, system by system where an input has x's other axes."""
 
     def axes(t: Tensor) -> list[int]:
@@ -581,7 +581,7 @@ def solved(T: Tracer, inputs: Sequence[Tensor], x: Tensor, dims: Sequence[int]) 
 
     alike = [t for t in inputs if t.dim() == x.dim() and axes(t) == axes(x)]
     others = [t for t in inputs if not any(t is other for other in alike)]
-    return T.union([blocks(T, alike, x, dims), *all_of(T, others, [x])])
+    return T.union([blocks(T, alike, x, dims), *couple_all(T, others, [x])])
 
 
 @rule("cumsum")

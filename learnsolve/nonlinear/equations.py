@@ -15,34 +15,34 @@ from torch import Tensor
 
 from learnsolve.arguments import CALLABLE, Index, NotNegative, Positive
 from learnsolve.matrix import checks
-from learnsolve.matrix.cache import mapped, numbers, outside_of_graphs, plain_tensors
+from learnsolve.matrix.cache import numbers, outside_of_graphs, plain_tensors, vmap_active
 from learnsolve.matrix.checks import _full as full
-from learnsolve.matrix.checks import declared, real_tensor
+from learnsolve.matrix.checks import check_arguments, real_tensor
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nonlinear._linear import (
     INNER,
     Arguments,
-    Assembled,
-    Ended,
     Implicit,
-    Linearized,
+    LinearizedRule,
+    LoopResult,
+    MatrixJacobian,
     Residual,
     Rule,
     Systems,
+    broadcast_scalar,
     if_alike,
-    over,
 )
 from learnsolve.nonlinear._methods import Normal, Settings, anderson, levenberg_marquardt, newton
-from learnsolve.nonlinear._pattern import Function, random_like, with_values
-from learnsolve.nonlinear.jacobians import as_pattern, errors
+from learnsolve.nonlinear._pattern import Function, generic_point, require_values
+from learnsolve.nonlinear.jacobians import convert_pattern, errors
 from learnsolve.nonlinear.jacobians import jacobian as sparse_jacobian
-from learnsolve.ops.autograd import pullback, tracked
-from learnsolve.solvers.core.gradient import transformed
+from learnsolve.ops.autograd import needs_graph, pullback
+from learnsolve.solvers.core.gradient import transforms_active
 from learnsolve.solvers.core.loop import report
 from learnsolve.solvers.solution import CODE, Iteration, Report, Solution, Status
 
-Loop = Callable[..., Ended]
+Loop = Callable[..., LoopResult]
 P = ParamSpec("P")
 T = TypeVar("T")
 DENSE = 200  # unknowns up to which a dense Jacobian is used if no pattern is known
@@ -70,18 +70,18 @@ class Root(Rule):
 
     def F(self, x: Tensor, *p: Tensor) -> Tensor:
         r = self.f(x, *p)
-        return r if self.shift is None else r + over(self.shift, x) * x
+        return r if self.shift is None else r + broadcast_scalar(self.shift, x) * x
 
-    def find(self, x0: Tensor | None, *p: Tensor) -> Ended:
+    def find(self, x0: Tensor | None, *p: Tensor) -> LoopResult:
         assert x0 is not None
         return self.run(x0.clone(), p, self.f.first(x0.clone(), p, self.square))
 
-    def run(self, u: Tensor, p: tuple[Tensor, ...], r: Tensor) -> Ended:
-        def direction(u: Tensor, b: Tensor, eta: float, shift: Tensor | None) -> Ended:
+    def run(self, u: Tensor, p: tuple[Tensor, ...], r: Tensor) -> LoopResult:
+        def direction(u: Tensor, b: Tensor, eta: float, shift: Tensor | None) -> LoopResult:
             if not torch.is_grad_enabled():
                 return self.systems.solve(b, eta, INNER)
             step = replace(self, systems=copy.copy(self.systems), shift=shift)
-            return Ended(*Implicit.apply(Linearized(step, False), None, b, u, *p))  # type: ignore[misc]
+            return LoopResult(*Implicit.apply(LinearizedRule(step, False), None, b, u, *p))  # type: ignore[misc]
 
         out = self.loop(self.f, self.systems, direction, u, p, r, self.settings)
         solution = self.solution(out)
@@ -91,15 +91,15 @@ class Root(Rule):
         report(self.f.name, solution, self.throw, self.settings.rtol > 0 or self.settings.atol > 0, advice)
         return out
 
-    def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Ended:
+    def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> LoopResult:
         self.systems.at(x, p)
         out = self.systems.solve(b, *self.adjoint, transpose)
-        out = self.systems.confirmed(out, b, *self.adjoint, transpose)
+        out = self.systems.refine(out, b, *self.adjoint, transpose)
         if self.systems.transient:
             self.systems.release()
         return self.reported(out, transpose)
 
-    def reported(self, out: Ended, transpose: bool) -> Ended:
+    def reported(self, out: LoopResult, transpose: bool) -> LoopResult:
         self.report.solution = solution = self.solution(out)
         what = "adjoint solve of the backward pass" if transpose else "linear solve of a step or tangent"
         advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
@@ -110,7 +110,9 @@ class Root(Rule):
         self.systems.transient = True
         self.systems.release()
 
-    def spared(self, g: Tensor, codes: Tensor, x: Tensor, p: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def replace_failures(
+        self, g: Tensor, codes: Tensor, x: Tensor, p: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """A solved system takes the place of each that failed and whose cotangent is zero. It adds zero to
         the gradients of what systems share, not the NaN that zero times one of its derivatives may be."""
         solved = codes == CODE[Status.CONVERGED]
@@ -129,18 +131,18 @@ class Root(Rule):
                 other = other.index_select(axis, at[level])
             for level in reversed(range(self.levels)):
                 all_gone = all_gone if level in levels else all_gone.all(level)
-            return torch.where(over(all_gone, t), other, t)
+            return torch.where(broadcast_scalar(all_gone, t), other, t)
 
         every = list(range(self.levels))
         return spare(x, every), [
             spare(t, [level for level in every if self.f.axes[level][i] is not None]) for i, t in enumerate(p)
         ]
 
-    def mapped(self, dims: tuple[int | None, ...]) -> Root:
-        systems = self.systems.mapped(dims)
+    def add_batch_axis(self, dims: tuple[int | None, ...]) -> Root:
+        systems = self.systems.add_batch_axis(dims)
         return replace(self, f=systems.residual, systems=systems)
 
-    def solution(self, out: Ended, adjoint: Report | None = None) -> Solution:
+    def solution(self, out: LoopResult, adjoint: Report | None = None) -> Solution:
         iterations = out.norms.shape[-1] - 1
         solution = Solution(out.x, iterations, out.norms, -1, codes=out.codes, adjoint=adjoint, note=out.note)
         solution.method, solution.reason = self.systems.method, self.systems.why
@@ -172,29 +174,29 @@ def solve(
     """f is the user's function. `residual`, derived from it, must become zero."""
     start = time.perf_counter()
     if not callable(linear):
-        checks.one_of(name, "linear", linear, systems.methods)
+        checks.check_choice(name, "linear", linear, systems.methods)
     if M is not None and not callable(M):
-        checks.one_of(name, "M", M, ("auto", None))
+        checks.check_choice(name, "M", M, ("auto", None))
     arguments = Arguments(f, args)
     p, call = arguments.tensors, arguments.bind(f if residual is None else residual, name)
-    r = Residual(name, call, _assembled(name, arguments, call, jacobian, u0), words=words)
+    r = Residual(name, call, _make_jacobian(name, arguments, call, jacobian, u0), words=words)
     r.trusted = trusted
     rtol = (settings.rtol or torch.finfo(u0.dtype).eps ** 0.5) if adjoint_rtol is None else adjoint_rtol
-    if transformed() and not trusted:
+    if transforms_active() and not trusted:
         r.alone(u0, p)
     rule = kind(r, systems(r, linear, M), loop, settings, (rtol, adjoint_maxiter), throw, Report(), Report())
     if gradient == "unrolled":
-        if any(mapped(t) for t in (u0, *p)):
+        if any(vmap_active(t) for t in (u0, *p)):
             raise NotImplementedError(
                 f'{name}: vmap needs gradient="implicit", since the number of iterations depends on the data'
             )
         r.first(u0, p, rule.square)
         solution = rule.solution(rule.run(u0, p, r(u0, *p)))
     else:
-        out = Ended(*Implicit.apply(rule, u0.detach(), *p))  # type: ignore[misc]
+        out = LoopResult(*Implicit.apply(rule, u0.detach(), *p))  # type: ignore[misc]
         if (ended := rule.ended.solution) is not None:
             out = out._replace(note=ended.note, normal=ended.normal_residual_norm)
-        solution = rule.solution(out, rule.report if tracked(*p) else None)
+        solution = rule.solution(out, rule.report if needs_graph(*p) else None)
     solution.seconds = time.perf_counter() - start if solution.x.is_cpu else None
     return solution
 
@@ -208,24 +210,28 @@ def outside(function: Callable[P, T]) -> Callable[P, T]:
     )
 
 
-def _assembled(
+def _make_jacobian(
     name: str, arguments: Arguments, call: Callable, jacobian: Any, u0: Tensor
-) -> Assembled | None:
+) -> MatrixJacobian | None:
     """The Jacobian from a user's `jacobian`, or its pattern. None means that only products are known."""
     if callable(jacobian) and not isinstance(jacobian, CSR):
-        return Assembled(name, arguments.bind(jacobian, name), users=True)
+        return MatrixJacobian(name, arguments.bind(jacobian, name), users=True)
     if jacobian is not None and not isinstance(jacobian, str):
-        pattern = as_pattern(name, jacobian, "jacobian")
+        pattern = convert_pattern(name, jacobian, "jacobian")
         if pattern.shape[1] != u0.numel():
             raise ValueError(
                 f"{name}: jacobian must be a pattern with a column for each of the {u0.numel()} unknowns, "
                 f"got shape {tuple(pattern.shape)}"
             )
-        return Assembled(name, sparse_jacobian(call, pattern))
-    checks.one_of(name, "jacobian", jacobian, ("auto", None))
+        return MatrixJacobian(name, sparse_jacobian(call, pattern))
+    checks.check_choice(name, "jacobian", jacobian, ("auto", None))
     if jacobian is None:
         return None
-    return Assembled(name, dense(call)) if u0.numel() <= DENSE else Assembled(name, None, _finder(call))
+    return (
+        MatrixJacobian(name, dense(call))
+        if u0.numel() <= DENSE
+        else MatrixJacobian(name, None, _finder(call))
+    )
 
 
 def _finder(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,7 +263,7 @@ def dense(f: Callable[..., Tensor]) -> Callable[..., CSR]:
             J = CSR(torch.vmap(row)(rows).reshape(-1), pattern)
             with torch.no_grad():
                 slack = 100 * torch.finfo(u.dtype).eps
-                wrong = errors(J.detach(), row, random_like(rows[0]), transpose=True, slack=slack)
+                wrong = errors(J.detach(), row, generic_point(rows[0]), transpose=True, slack=slack)
         except RuntimeError:
             wrong = rows
         return CSR(torch.cat([row(e) for e in rows]), pattern) if bool(wrong.any()) else J
@@ -271,7 +277,7 @@ def _full(m: int, n: int, device: torch.device) -> SparsityPattern:
         return full(torch.empty(m, n, device=device))
 
 
-def settings_of(
+def make_settings(
     u0: Tensor,
     rtol: float | None,
     atol: float,
@@ -286,7 +292,7 @@ def settings_of(
 def _start(function: str, name: str, u0: Tensor) -> Tensor:
     if u0.numel() == 0:
         raise ValueError(f"{function}: {name} must have at least one entry, got shape {tuple(u0.shape)}")
-    return with_values(function, name, u0)
+    return require_values(function, name, u0)
 
 
 Start = Annotated[Tensor, real_tensor(_start)]
@@ -294,7 +300,7 @@ Callback = Annotated[Callable[[Iteration], Any], CALLABLE]
 Gradient = Literal["implicit", "unrolled"]
 
 
-@declared
+@check_arguments
 @outside
 def root(
     f: Function,
@@ -368,8 +374,8 @@ def root(
     """
     krylov = method == "newton-krylov"
     if method not in ("newton", "newton-krylov", "chord"):
-        checks.unused("root", "line_search", line_search, "Newton's method", "backtracking")
-        checks.unused("root", "pseudo_transient", pseudo_transient, "Newton's method")
+        checks.check_unused("root", "line_search", line_search, "Newton's method", "backtracking")
+        checks.check_unused("root", "pseudo_transient", pseudo_transient, "Newton's method")
     if method == "lm" and gradient == "unrolled":
         raise NotImplementedError(
             'root: gradient="unrolled" takes method="newton", "chord" or "anderson", not "lm"'
@@ -378,7 +384,7 @@ def root(
         raise ValueError(
             'root: pseudo_transient changes the matrix in every step. Use method="newton", not "chord"'
         )
-    settings = settings_of(
+    settings = make_settings(
         u0,
         rtol,
         atol,
@@ -415,7 +421,7 @@ def _line_search(rule: Any, u0: Tensor, gradient: str) -> Any:
     if rule is None or rule == "backtracking" or callable(rule):
         return rule
     if isinstance(rule, str):
-        checks.one_of("root", "line_search", rule, ("backtracking", None))
+        checks.check_choice("root", "line_search", rule, ("backtracking", None))
     return _damping("root", "line_search", rule, u0, gradient)
 
 
@@ -427,7 +433,7 @@ def _damping(function: str, name: str, value: Any, u0: Tensor, gradient: str) ->
             f"{function}: {name}, a Tensor, must have one element or the shape of the start, "
             f"{tuple(u0.shape)}, got {tuple(value.shape)}"
         )
-    if gradient == "implicit" and mapped(value):  # the steps run below the levels of torch.func
+    if gradient == "implicit" and vmap_active(value):  # the steps run below the levels of torch.func
         raise NotImplementedError(
             f'{function}: {name} mapped by torch.func.vmap needs gradient="unrolled". Pass one number for '
             "the whole batch"
@@ -435,7 +441,7 @@ def _damping(function: str, name: str, value: Any, u0: Tensor, gradient: str) ->
     return value
 
 
-@declared
+@check_arguments
 @outside
 def fixed_point(
     g: Function,
@@ -499,7 +505,7 @@ def fixed_point(
     >>> a.grad
     tensor(0.7395, dtype=torch.float64)
     """
-    settings = settings_of(x0, rtol, atol, maxiter, callback, memory=memory)
+    settings = make_settings(x0, rtol, atol, maxiter, callback, memory=memory)
     settings.damping = _damping("fixed_point", "damping", damping, x0, gradient)
 
     def residual(x: Tensor, *args: Any) -> Any:
@@ -534,16 +540,16 @@ class Minimum(Root):
     def F(self, x: Tensor, *p: Tensor) -> Tensor:
         return self.hessian.residual(x, *p)
 
-    def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Ended:
+    def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> LoopResult:
         self.hessian.at(x, p)
         if self.hessian.how == "cg" and self.f.assembled(x, p):
             self.systems.at(x, p)
             self.hessian.kept = self.systems.inverse()
         return self.reported(self.hessian.solve(b, *self.adjoint), transpose)
 
-    def mapped(self, dims: tuple[int | None, ...]) -> Minimum:
-        systems = self.systems.mapped(dims)
-        return replace(self, f=systems.residual, systems=systems, hessian=self.hessian.mapped(dims))
+    def add_batch_axis(self, dims: tuple[int | None, ...]) -> Minimum:
+        systems = self.systems.add_batch_axis(dims)
+        return replace(self, f=systems.residual, systems=systems, hessian=self.hessian.add_batch_axis(dims))
 
 
 def _minimum(r: Residual, systems: Systems, *rest: Any, few: bool) -> Minimum:
@@ -551,12 +557,12 @@ def _minimum(r: Residual, systems: Systems, *rest: Any, few: bool) -> Minimum:
         value, pull = pullback(lambda z: r(z, *p), u)
         return pull(value)[0]
 
-    assembled = Assembled(r.name, dense(gradient)) if few else None
+    assembled = MatrixJacobian(r.name, dense(gradient)) if few else None
     hessian = Systems(Residual(r.name, gradient, assembled), "direct" if few else "cg", None)
     return Minimum(r, systems, *rest, hessian=hessian)
 
 
-@declared
+@check_arguments
 @outside
 def least_squares(
     r: Function,
@@ -625,7 +631,7 @@ def least_squares(
     tensor([2.0000, 3.0000], dtype=torch.float64)
     """
     name = "least_squares"
-    settings = settings_of(u0, rtol, atol, maxiter, callback, normal=True)
+    settings = make_settings(u0, rtol, atol, maxiter, callback, normal=True)
     settings.gauss_newton = method == "gauss-newton"
     return solve(
         name,

@@ -17,18 +17,18 @@ from learnsolve import _analysis, ordering
 from learnsolve.matrix import checks, convert
 from learnsolve.matrix.cache import numbers, outside_of_graphs, sample, transformations
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.nonlinear._pattern import (
     VARIABLE,
+    build_pattern,
     flat_output,
+    generic_point,
     outside,
-    pattern_of,
     program_key,
-    random_like,
     trace_pattern,
 )
 from learnsolve.nonlinear._trace import Watch
-from learnsolve.ops.autograd import pushforward, tracked
+from learnsolve.ops.autograd import needs_graph, pushforward
 from learnsolve.ops.products import spmm
 from learnsolve.ops.triangular import sptrsv
 
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
 
 def plan(pattern: SparsityPattern, mode: str) -> Plan:
     """For products with J ("forward") or with J^T ("reverse")."""
-    return pattern._planned(_plan, mode)
+    return pattern._plan_once(_plan, mode)
 
 
 def _plan(pattern: SparsityPattern, mode: str) -> Plan:
@@ -88,7 +88,7 @@ def _places(pattern: SparsityPattern) -> tuple[Tensor, Tensor]:
 
 def symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
     """For products with a symmetric matrix, colored by "star", "acyclic" or "columns"."""
-    return pattern._planned(_symmetric_plan, method)
+    return pattern._plan_once(_symmetric_plan, method)
 
 
 def _symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
@@ -100,7 +100,7 @@ def _symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
     if method == "acyclic":
         arrays = (pattern.crow_indices, pattern.col_indices, pattern.transpose_permutation, coloring.colors)
         ptr, idx, equation, unknown = (
-            pattern._tensor(a) for a in _analysis.substitution(*(as_numpy(a) for a in arrays))
+            pattern._tensor(a) for a in _analysis.substitution(*(to_numpy(a) for a in arrays))
         )
         at, number = equation.long(), len(equation)
         plan = make_plan(coloring, colors[columns[at]], rows[at], pattern.shape)
@@ -135,7 +135,7 @@ def make_plan(coloring: ordering.Coloring, color: Tensor, element: Tensor, shape
     return Plan(coloring.colors, count, length, group, positions.to(index), ptr, order)
 
 
-def compressed_values(
+def probe_values(
     function: str, derivative: Callable[[Tensor], Tensor], plan: Plan, like: Tensor, by_vmap: bool = True
 ) -> Tensor:
     """The values, shape (nnz,), for the linear function `derivative` of seeds."""
@@ -162,7 +162,7 @@ def compressed_values(
         if plan.order is not None:
             positions = plan.positions[plan.ptr[g] : plan.ptr[g + 1]] - first * plan.length
             shown = shown.reshape(-1).index_select(0, positions)
-        elif plan.group < plan.count and not tracked(shown):  # no second copy of all parts
+        elif plan.group < plan.count and not needs_graph(shown):  # no second copy of all parts
             whole = shown.new_empty(plan.count, plan.length) if whole is None else whole
             whole[first:last] = shown
             continue
@@ -223,11 +223,11 @@ class Jacobian:
     function = "jacobian"
 
     def __init__(self, f: Callable[..., Tensor], pattern: Any = None, mode: str = "auto"):
-        checks.one_of(self.function, "mode", mode, self.modes)
+        checks.check_choice(self.function, "mode", mode, self.modes)
         if not callable(f):
             raise TypeError(f"{self.function}: f must be a function of u and args, got {type(f).__name__}")
         self.f, self.mode = f, mode
-        self.pattern = None if pattern is None else as_pattern(self.function, pattern)
+        self.pattern = None if pattern is None else convert_pattern(self.function, pattern)
         self._analyses: dict[Any, Analysis] = {}
 
     modes: tuple[str, ...] = _MODES
@@ -244,7 +244,7 @@ class Jacobian:
                     return J
             except (NotImplementedError, RuntimeError):
                 pass  # f may have changed, and the next lines say what is wrong otherwise
-        return self._matrix(self._renewed(key, u, args), u, args)
+        return self._matrix(self._renew(key, u, args), u, args)
 
     # Dynamo would break its graph at each value that the analysis reads.
     __call__ = outside_of_graphs(
@@ -259,9 +259,9 @@ class Jacobian:
         """Pattern and coloring for these arguments, found at the first call with their shapes."""
         VARIABLE.check(self.function, "u", u)
         key = program_key(self.function, u, args)
-        return self._analyses.get(key) or self._renewed(key, u, args)
+        return self._analyses.get(key) or self._renew(key, u, args)
 
-    def _renewed(self, key: Any, u: Tensor, args: tuple) -> Analysis:
+    def _renew(self, key: Any, u: Tensor, args: tuple) -> Analysis:
         self._check_alone(u, args)
         with outside(self.function, u, args) as (plain, plain_args):
             analysis = self._analyze(plain, plain_args)
@@ -287,7 +287,7 @@ class Jacobian:
         pattern, mode = self._pattern(u, args)
         only_reverse = self._check_shape(pattern, u, args)
         first: Exception | None = None
-        along = random_like(u.new_empty(max(pattern.shape)))
+        along = generic_point(u.new_empty(max(pattern.shape)))
         for compression, direction in self._plans(pattern, mode):
             if direction == "forward" and only_reverse:
                 first = first or NotImplementedError(only_reverse)
@@ -348,7 +348,7 @@ class Jacobian:
 
     def _matrix(self, analysis: Analysis, u: Tensor, args: tuple) -> CSR:
         derivative = self._derivative(analysis.mode, u, args)
-        values = compressed_values(self.function, derivative, analysis.plan, u, analysis.by_vmap)
+        values = probe_values(self.function, derivative, analysis.plan, u, analysis.by_vmap)
         return CSR(values, analysis.pattern)
 
     def _check_shape(self, pattern: SparsityPattern, u: Tensor, args: tuple) -> str:
@@ -407,7 +407,7 @@ class Jacobian:
         other = analysis._replace(check="reverse" if mode == "forward" else "forward")
         remedy = f'Use mode="{other.check}"' if self.mode == mode else "Write f with other operations"
         h = torch.finfo(u.dtype).eps ** (1 / 3) * (float(u.abs().max()) or 1.0 if u.numel() else 1.0)
-        v = random_like(u).clamp(-1, 1)
+        v = generic_point(u).clamp(-1, 1)
         near = u + 10 * h * (v + v.sign())
         v, differs = v.reshape(-1), None
         try:
@@ -453,7 +453,7 @@ class Jacobian:
         def along(weights: Tensor, at: Tensor) -> float:
             return float(derivative(torch.zeros_like(weights).index_copy(0, at, weights[at]))[line])
 
-        v, ones = random_like(u.new_empty(len(left))), u.new_ones(len(left))
+        v, ones = generic_point(u.new_empty(len(left))), u.new_ones(len(left))
         largest = abs(along(v, inside))
         while len(at) > 1:
             at = max(at.chunk(2), key=lambda half: abs(along(v, half)))
@@ -534,7 +534,7 @@ def _longest(pattern: SparsityPattern) -> int:
     return int(pattern.crow_indices.diff().max()) if pattern.shape[0] else 0
 
 
-def as_pattern(function: str, pattern: Any, argument: str = "pattern") -> SparsityPattern:
+def convert_pattern(function: str, pattern: Any, argument: str = "pattern") -> SparsityPattern:
     if isinstance(pattern, CSR):
         return pattern.pattern
     if isinstance(pattern, SparsityPattern):
@@ -576,7 +576,7 @@ class Hessian(Jacobian):
         if pattern.shape[0] == pattern.shape[1] and not pattern.equals(pattern.T):
             arrays = [t.numpy() for t in (pattern.col_indices, pattern.crow_indices)]
             S = scipy.sparse.csr_array((np.ones(pattern.nnz, dtype=bool), *arrays), shape=pattern.shape)
-            pattern = pattern_of(scipy.sparse.csr_array(S + S.T), pattern.shape[0])
+            pattern = build_pattern(scipy.sparse.csr_array(S + S.T), pattern.shape[0])
         return pattern, mode
 
 

@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from learnsolve.arguments import Index, checker, keywords, rules_of
-from learnsolve.matrix.checks import declared
+from learnsolve.arguments import Index, checker, keywords, read_rules
+from learnsolve.matrix.checks import check_arguments
 from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear._linear import if_alike
 from learnsolve.nonlinear._methods import newton
 from learnsolve.nonlinear._pattern import Function
-from learnsolve.nonlinear.equations import Start, outside, root, settings_of, solve
-from learnsolve.nonlinear.jacobians import as_pattern
+from learnsolve.nonlinear.equations import Start, make_settings, outside, root, solve
+from learnsolve.nonlinear.jacobians import convert_pattern
 from learnsolve.ops.arithmetic import add
 from learnsolve.ops.blocks import eye
-from learnsolve.solvers.core.gradient import transformed
+from learnsolve.solvers.core.gradient import transforms_active
 from learnsolve.solvers.solution import Solution
 
 
-@declared
+@check_arguments
 @outside
 def implicit_euler(
     f: Function, u0: Start, steps: Index, dt: float | Tensor, *args: Any, **options: Any
@@ -69,7 +69,7 @@ def implicit_euler(
     return _steps("implicit_euler", 1.0, f, u0, steps, dt, args, options)
 
 
-@declared
+@check_arguments
 @outside
 def trapezoidal(
     f: Function, u0: Start, steps: Index, dt: float | Tensor, *args: Any, **options: Any
@@ -115,7 +115,7 @@ _OPTIONS: dict[str, Any] = {
     "adjoint_rtol": None,
     "adjoint_maxiter": None,
 }
-_RULES = rules_of(root)
+_RULES = read_rules(root)
 
 
 def _steps(
@@ -132,12 +132,12 @@ def _steps(
     _, options = checker(root, name, _RULES)((), options)
     o = _OPTIONS | options
     rtol, atol, maxiter, forcing = (o.pop(key) for key in ("rtol", "atol", "maxiter", "forcing"))
-    settings = settings_of(u0, rtol, atol, maxiter, None, relative_to_u=True, forcing=forcing)
+    settings = make_settings(u0, rtol, atol, maxiter, None, relative_to_u=True, forcing=forcing)
     if not isinstance(dt, Tensor):
         dt = torch.as_tensor(dt, dtype=u0.dtype, device=u0.device)
     if dt.numel() != 1:
         raise ValueError(f"{name}: dt must be a number or have one element, got shape {tuple(dt.shape)}")
-    o["jacobian"] = _of_a_step(name, o["jacobian"], u0)
+    o["jacobian"] = _step_jacobian(name, o["jacobian"], u0)
 
     def residual(v: Tensor, before: Tensor, weight: Tensor, *args: Any) -> Any:
         return if_alike(f(v, *args), v, lambda y: v - weight * y - before)
@@ -166,14 +166,14 @@ def _steps(
     u, length = u0, max(isqrt(steps), 1)
     for first in range(0, steps, length):
         last = min(first + length, steps)
-        if torch.is_grad_enabled() and not transformed():
+        if torch.is_grad_enabled() and not transforms_active():
             u = checkpoint(segment, u, first, last, use_reentrant=False, preserve_rng_state=False)
         else:
             u = segment(u, first, last)
-    return _joined(u, [ended[k] for k in range(steps)])
+    return _join_solutions(u, [ended[k] for k in range(steps)])
 
 
-def _of_a_step(name: str, jacobian: Any, u: Tensor) -> Any:
+def _step_jacobian(name: str, jacobian: Any, u: Tensor) -> Any:
     """The Jacobian of v - weight f(v) - before, from the Jacobian of f."""
     if jacobian is None or isinstance(jacobian, str):
         return jacobian
@@ -181,11 +181,11 @@ def _of_a_step(name: str, jacobian: Any, u: Tensor) -> Any:
     if callable(jacobian) and not isinstance(jacobian, CSR):
         J: Any = jacobian
         return lambda v, before, weight, *args: add(one, J(v, *args), beta=-weight)
-    pattern = as_pattern(name, jacobian, "jacobian")
+    pattern = convert_pattern(name, jacobian, "jacobian")
     return add(CSR(torch.ones(pattern.nnz, dtype=u.dtype, device=u.device), pattern), one).pattern
 
 
-def _joined(u: Tensor, steps: list[Solution]) -> Solution:
+def _join_solutions(u: Tensor, steps: list[Solution]) -> Solution:
     """The worst status of the steps."""
     if not steps:
         return Solution(u, 0, u.new_zeros(1), -1, codes=torch.tensor(1, device=u.device))

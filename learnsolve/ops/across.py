@@ -50,12 +50,12 @@ def across() -> Across | None:
     return _across.get() if _loops else None
 
 
-def of(A: object) -> Across | None:
+def find_processes(A: object) -> Across | None:
     """The processes that share the rows of A, a matrix or an operator of the loops."""
     return getattr(A, "across", None)
 
 
-def over(shared: Across | None) -> AbstractContextManager[None]:
+def include_processes(shared: Across | None) -> AbstractContextManager[None]:
     """Inside, sums over rows include these processes."""
     return _HERE if shared is None else _include(shared)
 

@@ -16,11 +16,11 @@ from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.cache import innermost
 from learnsolve.matrix.checks import Matrix, Rule, sparse_matrix, with_entries
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy, equal
+from learnsolve.matrix.pattern import SparsityPattern, equal, to_numpy
 from learnsolve.ops import complex_values
-from learnsolve.ops.autograd import Multilinear, Operation, dispatch, tracked
+from learnsolve.ops.autograd import Multilinear, Operation, dispatch, needs_graph
 from learnsolve.ops.indexing import take
-from learnsolve.ops.products import over, times
+from learnsolve.ops.products import divide_columns, times
 
 
 def fit(function: str, A: CSR, B: CSR, first: str = "A", second: str = "B") -> None:
@@ -60,7 +60,7 @@ def matrix_like(of: str, *, same_shape: bool = False, remedy: str = checks.MAKE)
     return Rule(check, says, (object(), 3.0, torch.eye(3)), of)
 
 
-def in_open_interval(
+def check_open_interval(
     function: str,
     name: str,
     value: object,
@@ -72,7 +72,7 @@ def in_open_interval(
     """`value`: a float between 0 and `high`, or a tensor of them, one per matrix of the batch of `values`.
     `remedies`: for a float, for a tensor."""
     value = one_each(function, name, value, values)
-    inside(function, name, value, high, rule, remedies)
+    check_inside(function, name, value, high, rule, remedies)
     return value
 
 
@@ -82,7 +82,7 @@ def one_each(function: str, name: str, value: object, values: Tensor) -> float |
         return checks.number(function, name, value)
     checks.same_kind(function, name, value, values)
     batch = values.shape[:-1]
-    if not broadcasts_to(value.shape, batch):
+    if not can_broadcast(value.shape, batch):
         raise ValueError(
             f"{function}: {name} must be one number, or one for each matrix of the batch {tuple(batch)}, got "
             f"shape {tuple(value.shape)}"
@@ -90,7 +90,7 @@ def one_each(function: str, name: str, value: object, values: Tensor) -> float |
     return value
 
 
-def inside(
+def check_inside(
     function: str,
     name: str,
     value: float | Tensor,
@@ -120,7 +120,7 @@ def every_one(
             raise ValueError(f"{function}: {name} must {rule}, got {float(plain[~good][0])}{remedies[1]}")
 
 
-def broadcasts_to(shape: torch.Size, batch: torch.Size) -> bool:
+def can_broadcast(shape: torch.Size, batch: torch.Size) -> bool:
     ends = zip(reversed(shape), reversed(batch), strict=False)
     return len(shape) <= len(batch) and all(s in (1, b) for s, b in ends)
 
@@ -264,7 +264,7 @@ def _decode_positions(codes: Tensor, nnz: int, dtype: torch.dtype) -> Tensor:
 
 
 def union_plan(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
-    return P._planned(_plan_union, Q)
+    return P._plan_once(_plan_union, Q)
 
 
 def _plan_union(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
@@ -279,7 +279,7 @@ def _plan_union(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
         crow, col, codes = device_analysis.merge_patterns(*arrays, P.shape[1], index)
         starts = codes.new_empty(0)
     else:
-        merged = _analysis.merge_patterns(*(as_numpy(t.to(index)) for t in arrays))
+        merged = _analysis.merge_patterns(*(to_numpy(t.to(index)) for t in arrays))
         crow, col, codes, starts = (P._tensor(a) for a in merged)
         if there:
             codes, starts = _decode_positions(codes, len(col), index), starts[:0].clone()
@@ -287,7 +287,7 @@ def _plan_union(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
     lies = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "new"}[
         nnz == P.nnz, nnz == Q.nnz
     ]
-    pattern = SparsityPattern._trusted(crow, col, P.shape) if lies == "new" else None
+    pattern = SparsityPattern._construct(crow, col, P.shape) if lies == "new" else None
     return UnionPlan(codes, starts, nnz, lies, pattern)
 
 
@@ -341,7 +341,7 @@ class _Merge(Operation):
             ga, need_a = g, False
         if not need_a and not need_b:
             parts = (None, None)
-        elif torch.compiler.is_dynamo_compiling() or tracked(g):
+        elif torch.compiler.is_dynamo_compiling() or needs_graph(g):
             parts = _split(g, P, Q, alpha, beta)
         else:
             plan = union_plan(P, Q)
@@ -407,7 +407,7 @@ def multiply(function: str, A: CSR, B: object) -> CSR:
     fit(function, A, B)
     if P is Q:
         return A.with_values(A.values * B.values)
-    plan = P._planned(_plan_intersection, Q)
+    plan = P._plan_once(_plan_intersection, Q)
     a = A.values if plan.in_a is None else take(A.values, plan.in_a)
     b = B.values if plan.in_b is None else take(B.values, plan.in_b)
     pattern = P if plan.in_a is None else Q if plan.in_b is None else plan.pattern
@@ -432,7 +432,7 @@ def _plan_intersection(P: SparsityPattern, Q: SparsityPattern) -> _IntersectionP
         )
     index = P.dtype if P.dtype == Q.dtype else torch.int64
     crow = torch.searchsorted(at_a, P.crow_indices.long())
-    pattern = SparsityPattern._trusted(crow.to(index), P.col_indices[at_a].to(index), P.shape)
+    pattern = SparsityPattern._construct(crow.to(index), P.col_indices[at_a].to(index), P.shape)
     return _IntersectionPlan(at_a, at_b, pattern)
 
 
@@ -440,7 +440,7 @@ def divide(A: CSR, s: object) -> CSR:
     """A / s."""
     if isinstance(s, CSR):
         raise TypeError("A / s: s must be a scalar, got a CSR. Divide A.values where entries are not zero")
-    return A.with_values(over(A.values, factor("A / s", "s", A, s)))
+    return A.with_values(divide_columns(A.values, factor("A / s", "s", A, s)))
 
 
 def absolute(A: CSR) -> CSR:

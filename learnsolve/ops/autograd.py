@@ -177,7 +177,7 @@ class LinearSolve(Operation):
         return dispatch(cls, (p, add(tb, by_p)), *ctx.constants)  # type: ignore[arg-type]
 
 
-def tracked(*tensors: Tensor) -> bool:
+def needs_graph(*tensors: Tensor) -> bool:
     """Whether autograd or a functorch transform tracks this call. If not, the raw operator suffices. No
     transform tracks `plain_tensors`."""
     if torch.is_grad_enabled():
@@ -192,7 +192,7 @@ def dispatch(operation: Any, tensors: tuple[Tensor, ...], *constants: Any) -> An
     `eager` if autograd or a functorch transform tracks the call, and otherwise only its `forward`."""
     if torch.compiler.is_dynamo_compiling():
         return operation.traced.apply(*distinct(*tensors), *constants)
-    if tracked(*tensors):
+    if needs_graph(*tensors):
         return operation.eager.apply(*tensors, *constants)
     return operation.forward(*tensors, *constants)
 

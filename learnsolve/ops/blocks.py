@@ -17,9 +17,9 @@ from learnsolve.matrix import checks, pattern
 from learnsolve.matrix.cache import makes_plain_tensors, plain_tensors
 from learnsolve.matrix.checks import AnyTensor, IndexDtype, Matrix, Rule, sparse_matrix, with_entries
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy, check_device, matrix_shape
+from learnsolve.matrix.pattern import SparsityPattern, check_device, matrix_shape, to_numpy
 from learnsolve.ops.arithmetic import fit, matrix_like, one_shape
-from learnsolve.ops.indexing import SortedPattern, place, reorder_values, sort_by_row, take, trusted
+from learnsolve.ops.indexing import SortedPattern, construct_pattern, place, reorder_values, sort_by_row, take
 from learnsolve.ops.products import spmm
 
 
@@ -214,7 +214,7 @@ def _place_matrices(function: str, matrices: Sequence[CSR], cell: Callable[[int]
     shape = matrix_shape(function, (top[-1], left[-1]))
     corners = tuple((top[cell(i)[0]], left[cell(i)[1]]) for i in range(len(matrices)))
     others = (A.pattern for A in matrices[1:])
-    plan = first.pattern._planned(_plan_stack, shape, corners, *others)
+    plan = first.pattern._plan_once(_plan_stack, shape, corners, *others)
     values = torch.cat([A.values.expand(batch + A.values.shape[-1:]) for A in matrices], -1)
     return CSR(reorder_values(values, plan), plan.pattern)
 
@@ -226,7 +226,7 @@ def _plan_stack(
     rows, columns = (
         np.concatenate(
             [
-                as_numpy(getattr(P, name)).astype(np.int64) + corner[axis]
+                to_numpy(getattr(P, name)).astype(np.int64) + corner[axis]
                 for P, corner in zip(patterns, corners, strict=True)
             ]
         )
@@ -266,14 +266,14 @@ def kron(A: Matrix, B: Annotated[CSR, matrix_like("A")]) -> CSR:
     tensor([ 4., -1., -1.,  0.], dtype=torch.float64)
     """
     matrix_shape("kron", _product_shape(A.shape, B.shape))
-    plan = A.pattern._planned(_plan_kron, B.pattern)
+    plan = A.pattern._plan_once(_plan_kron, B.pattern)
     outer = (A.values.unsqueeze(-1) * B.values.unsqueeze(-2)).flatten(-2)
     return CSR(reorder_values(outer, plan), plan.pattern)
 
 
 def _plan_kron(P: SparsityPattern, Q: SparsityPattern) -> SortedPattern:
     i1, j1, i2, j2 = (
-        as_numpy(t).astype(np.int64) for t in (P.row_indices, P.col_indices, Q.row_indices, Q.col_indices)
+        to_numpy(t).astype(np.int64) for t in (P.row_indices, P.col_indices, Q.row_indices, Q.col_indices)
     )
     rows = (i1[:, None] * Q.shape[0] + i2).reshape(-1)
     columns = (j1[:, None] * Q.shape[1] + j2).reshape(-1)
@@ -453,25 +453,25 @@ def _pattern(n: int, m: int, k: int, dtype: torch.dtype, device: torch.device) -
     inside = (rows + k >= 0) & (rows + k < m)
     crow = np.concatenate(([0], np.cumsum(inside)))
     crow, col = (torch.from_numpy(a).to(device, dtype) for a in (crow, rows[inside] + k))
-    return SparsityPattern._trusted(crow, col, (n, m))
+    return SparsityPattern._construct(crow, col, (n, m))
 
 
 class Layout(NamedTuple):
     """The positions of the rows of blocks, concatenated and in a batch padded with zeros to the size of the
-    largest. `padded` and `joined` are adjoints of each other."""
+    largest. `pad` and `unpad` are adjoints of each other."""
 
     sizes: tuple[int, ...]
     batch: Tensor  # the block of each row
     at: Tensor | None  # the position of each row in the padded batch; None: all blocks have the same size
     largest: int
 
-    def padded(self, X: Tensor) -> Tensor:
+    def pad(self, X: Tensor) -> Tensor:
         """(..., n, k) as (..., B, largest, k)"""
         if self.at is not None:
             X = place(X, self.at, len(self.sizes) * self.largest, -2)
         return X.unflatten(-2, (len(self.sizes), self.largest))
 
-    def joined(self, X: Tensor) -> Tensor:
+    def unpad(self, X: Tensor) -> Tensor:
         """(..., B, largest, k) as (..., n, k)"""
         X = X.flatten(-3, -2)
         return X if self.at is None else take(X, self.at, -2)
@@ -665,7 +665,7 @@ class BlockBatch:
         return self._patterns
 
     def _block_patterns(self, P: SparsityPattern) -> tuple[SparsityPattern, ...]:
-        return P._planned(_plan_blocks, *self.sizes)
+        return P._plan_once(_plan_blocks, *self.sizes)
 
     def _split_matrix(self, name: str, A: CSR) -> list[CSR]:
         if A.shape != self.shape:
@@ -684,10 +684,10 @@ def _rebuild_batch(matrix: CSR, sizes: tuple[int, ...]) -> BlockBatch:
 
 def _plan_blocks(P: SparsityPattern, *sizes: int) -> tuple[SparsityPattern, ...]:
     """The patterns of the blocks on the diagonal."""
-    crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices).astype(np.int64)
+    crow, col = to_numpy(P.crow_indices), to_numpy(P.col_indices).astype(np.int64)
     ends = np.cumsum(sizes)
     starts = ends - np.array(sizes)
-    block = np.repeat(np.arange(len(sizes)), sizes)[as_numpy(P.row_indices)]
+    block = np.repeat(np.arange(len(sizes)), sizes)[to_numpy(P.row_indices)]
     outside = (col < starts[block]) | (col >= ends[block])
     if outside.any():
         at = int(np.flatnonzero(outside)[0])
@@ -700,7 +700,7 @@ def _plan_blocks(P: SparsityPattern, *sizes: int) -> tuple[SparsityPattern, ...]
     for first, last in zip(starts.tolist(), ends.tolist(), strict=True):
         low, high = int(crow[first]), int(crow[last])
         size = last - first
-        made.append(trusted(P, crow[first : last + 1] - low, col[low:high], (size, size)))
+        made.append(construct_pattern(P, crow[first : last + 1] - low, col[low:high], (size, size)))
     return tuple(made)
 
 

@@ -14,13 +14,21 @@ from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.checks import RealSquareMatrix
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops import direct, incomplete_factors
-from learnsolve.ops.autograd import Operation, dispatch, tracked
-from learnsolve.ops.direct import Factors, has_numbers, solved
-from learnsolve.ops.indexing import diagonal_mask, find, permutation, permuted, place, take, trusted
+from learnsolve.ops.autograd import Operation, dispatch, needs_graph
+from learnsolve.ops.direct import Factors, has_numbers, solve_values
+from learnsolve.ops.indexing import (
+    construct_pattern,
+    diagonal_mask,
+    find,
+    permutation,
+    permute_values,
+    place,
+    take,
+)
 from learnsolve.ops.structure import symmetric_pattern, symmetry
-from learnsolve.ops.triangular import triangle_of
+from learnsolve.ops.triangular import triangle_pattern
 from learnsolve.ordering import minimum_degree
 
 ORDERINGS = ("minimum_degree", "natural")
@@ -46,7 +54,7 @@ class CompleteFactors(NamedTuple):
     def factors(self) -> list[CSR]:
         P, f = self.fill.pattern, self.values
         sides = ("lower",) if _is_cholesky(self.kind) else ("lower", "upper")
-        parts = [triangle_of(P, side) for side in sides]
+        parts = [triangle_pattern(P, side) for side in sides]
         values = f.reshape(*self.batch, f.shape[-1]).split([part.nnz for part in parts], -1)
         return [CSR(v, part) for v, part in zip(values, parts, strict=True)]
 
@@ -57,7 +65,7 @@ class CompleteFactors(NamedTuple):
     def inverse(self) -> Tensor:
         """The entries of A^-T on the pattern, permuted; those off the diagonal twice for L L^T. This is the
         gradient of log |det A|, by the adjoint of the factorization, Takahashi's recurrence."""
-        if not torch.compiler.is_dynamo_compiling() and not tracked(self.values):
+        if not torch.compiler.is_dynamo_compiling() and not needs_graph(self.values):
             nothing = self.values[..., :0]  # in place of the gradient with respect to the factors
             return incomplete_factors._Adjoint.forward(self.values, nothing, self.fill.pattern, self.kind)
         weight = 2.0 if _is_cholesky(self.kind) else 1.0
@@ -66,7 +74,7 @@ class CompleteFactors(NamedTuple):
 
     @property
     def _places(self) -> Tensor:
-        return self.fill.pattern._planned(_plan_pivots, self.kind.rpartition("/")[2])[0]
+        return self.fill.pattern._plan_once(_plan_pivots, self.kind.rpartition("/")[2])[0]
 
 
 def factor_complete(A: CSR, kind: str, ordering: str | Tensor, *, symmetric: bool = False) -> CompleteFactors:
@@ -89,7 +97,7 @@ def factor_complete(A: CSR, kind: str, ordering: str | Tensor, *, symmetric: boo
 
 def transpose_values(a: Tensor, P: SparsityPattern) -> Tensor:
     """The values of the transpose on a symmetric pattern."""
-    return permuted(a, P.transpose_permutation, P._inverse_permutation)
+    return permute_values(a, P.transpose_permutation, P._inverse_permutation)
 
 
 def _is_cholesky(kind: str) -> bool:
@@ -97,10 +105,10 @@ def _is_cholesky(kind: str) -> bool:
 
 
 def _plan_pivots(P: SparsityPattern, factors: str) -> tuple[Tensor]:
-    lower = triangle_of(P, "lower")
+    lower = triangle_pattern(P, "lower")
     if factors == "complete":
         return (lower.diagonal_positions.long(),)
-    return (triangle_of(P, "upper").diagonal_positions.long() + lower.nnz,)
+    return (triangle_pattern(P, "upper").diagonal_positions.long() + lower.nnz,)
 
 
 _REMEDIES = {
@@ -137,7 +145,7 @@ def complete_fill(function: str, P: SparsityPattern, ordering: object, lower: bo
         if ordering not in ORDERINGS:
             rule = f"one of {ORDERINGS} or a permutation, a Tensor of shape (n,)"
             raise ValueError(f"{function}: ordering must be {rule}, got {ordering!r}")
-        return P._planned(_plan_fill, ordering, lower, both)
+        return P._plan_once(_plan_fill, ordering, lower, both)
     except _TooMany as too_many:
         raise ValueError(f"{function}: {too_many}") from None
 
@@ -152,22 +160,22 @@ def _fill_in_order(function: str, P: SparsityPattern, ordering: Tensor, lower: b
     order = permutation(
         function, "ordering", ordering, P.shape[0], ". learnsolve.ordering computes orderings"
     )
-    fill = _make_fill(P, order.astype(as_numpy(P.crow_indices).dtype), lower, both)
+    fill = _make_fill(P, order.astype(to_numpy(P.crow_indices).dtype), lower, both)
     P._keep_last(key, fill)
     return fill
 
 
 def _plan_fill(P: SparsityPattern, ordering: str, lower: bool, both: bool) -> Fill:
-    crow = as_numpy(P.crow_indices)
+    crow = to_numpy(P.crow_indices)
     natural = ordering == "natural"
-    order = np.arange(P.shape[0], dtype=crow.dtype) if natural else as_numpy(minimum_degree(P))
+    order = np.arange(P.shape[0], dtype=crow.dtype) if natural else to_numpy(minimum_degree(P))
     return _make_fill(P, order, lower, both)
 
 
 def _make_fill(P: SparsityPattern, order: np.ndarray, lower: bool, both: bool) -> Fill:
     n = P.shape[0]
-    part = triangle_of(P, "lower") if lower else P
-    arrays = as_numpy(part.crow_indices), as_numpy(part.col_indices)
+    part = triangle_pattern(P, "lower") if lower else P
+    arrays = to_numpy(part.crow_indices), to_numpy(part.col_indices)
     most = incomplete_factors.PLAN_LIMIT // (32 if both else 16)
     entries, crow, col = _analysis.complete_fill(*arrays, order, most)
     if entries > most:
@@ -176,16 +184,16 @@ def _make_fill(P: SparsityPattern, order: np.ndarray, lower: bool, both: bool) -
             "learnsolve.ops.incomplete_factors.PLAN_LIMIT allows. Pass another ordering, take an incomplete "
             "factor and an iterative solver, or raise the limit"
         )
-    Q = trusted(P, crow, col, P.shape)
+    Q = construct_pattern(P, crow, col, P.shape)
     if both:
         T = Q.T
-        up, above = as_numpy(T.crow_indices).astype(np.int64), as_numpy(T.col_indices)
-        rows, columns = (as_numpy(t).astype(np.int64) for t in (Q.row_indices, T.row_indices))
+        up, above = to_numpy(T.crow_indices).astype(np.int64), to_numpy(T.col_indices)
+        rows, columns = (to_numpy(t).astype(np.int64) for t in (Q.row_indices, T.row_indices))
         joined = np.empty(2 * entries - n, above.dtype)
         joined[np.arange(entries) + (up[:-1] - np.arange(n))[rows]] = col  # the diagonal is set again below
         joined[np.arange(entries) + (crow[1:] - np.arange(1, n + 1))[columns]] = above
-        Q = trusted(P, crow + up - np.arange(n + 1), joined, P.shape)
-    rows, columns = (as_numpy(t).astype(np.int64) for t in (P.row_indices, P.col_indices))
+        Q = construct_pattern(P, crow + up - np.arange(n + 1), joined, P.shape)
+    rows, columns = (to_numpy(t).astype(np.int64) for t in (P.row_indices, P.col_indices))
     at = np.flatnonzero(rows >= columns) if lower else np.arange(P.nnz)
     inverse = np.empty(n, np.int64)
     inverse[order] = np.arange(n)
@@ -633,7 +641,7 @@ def _invert_by_columns(values: Tensor, pattern: SparsityPattern, factors: Factor
     for first in range(0, n, _COLUMNS):
         last = min(n, first + _COLUMNS)
         E = torch.eye(n, dtype=values.dtype, device=values.device)[:, first:last]
-        X = solved(values, E, pattern, True, factors)
+        X = solve_values(values, E, pattern, True, factors)
         entries = slice(int(T.crow_indices[first]), int(T.crow_indices[last]))
         parts.append(X[..., T.col_indices[entries].long(), T.row_indices[entries].long() - first])
-    return permuted(torch.cat(parts, -1), pattern._inverse_permutation, pattern.transpose_permutation)
+    return permute_values(torch.cat(parts, -1), pattern._inverse_permutation, pattern.transpose_permutation)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops.autograd import forward_mode_may_come
 
 
@@ -68,15 +68,15 @@ def columns(real: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def duplicate_columns(P: SparsityPattern) -> SparsityPattern:
     """Columns 2 j and 2 j + 1 for each column j."""
-    return P._planned(_plan_duplicates)
+    return P._plan_once(_plan_duplicates)
 
 
 def _plan_duplicates(P: SparsityPattern) -> SparsityPattern:
-    crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
+    crow, col = to_numpy(P.crow_indices), to_numpy(P.col_indices)
     dtype = np.int64 if max(2 * P.shape[1], 2 * P.nnz) > np.iinfo(np.int32).max else crow.dtype
     col = 2 * col.astype(dtype)
     col = np.stack((col, col + 1), -1).reshape(-1)
-    return SparsityPattern._trusted(
+    return SparsityPattern._construct(
         P._tensor(2 * crow.astype(dtype)), P._tensor(col), (P.shape[0], 2 * P.shape[1])
     )
 

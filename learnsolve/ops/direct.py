@@ -30,7 +30,7 @@ from learnsolve.matrix.cache import plain_tensors, readable
 from learnsolve.matrix.checks import RealMatrix, SquareMatrix, like
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import Recent, SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import Recent, SparsityPattern, to_numpy
 from learnsolve.ops import direct_backends
 from learnsolve.ops.autograd import LinearSolve, dispatch
 from learnsolve.ops.direct_backends import (
@@ -78,7 +78,7 @@ def available() -> list[str]:
     return [name for name in BACKENDS if not missing(name)]
 
 
-def checked(function: str, how: Request, dtype: torch.dtype) -> Request:
+def check_request(function: str, how: Request, dtype: torch.dtype) -> Request:
     """The request, if it is available."""
     kind, backend, ordering = how[:3]
     for name, value, values in (
@@ -86,7 +86,7 @@ def checked(function: str, how: Request, dtype: torch.dtype) -> Request:
         ("backend", backend, ("auto", *BACKENDS, "cudss")),
         ("ordering", ordering, ORDERINGS),
     ):
-        checks.one_of(function, name, value, values)
+        checks.check_choice(function, name, value, values)
     if backend == "cudss":
         raise NotImplementedError(
             f'{function}: backend="cudss" (NVIDIA cuDSS, factors on the device) is declared, but does not '
@@ -140,7 +140,7 @@ def factor(P: SparsityPattern, data: torch.Tensor, how: Request) -> Factor:
     raise indefinite
 
 
-def expected(P: SparsityPattern, data: torch.Tensor) -> tuple[str, str]:
+def predict_choice(P: SparsityPattern, data: torch.Tensor) -> tuple[str, str]:
     """The kind and library that "auto" tries first for values on the host."""
     return next(_plan(P, data.resolve_conj().resolve_neg(), AUTO))
 
@@ -160,7 +160,7 @@ def _plan(P: SparsityPattern, data: torch.Tensor, how: Request) -> Iterator[tupl
     if backend == "auto":
         names = [n for n in available() if n != "superlu" and ordering in ("auto", *BACKENDS[n].orderings)]
         by_superlu = names and ordering in ("auto", *SuperLU.orderings)
-        if by_superlu and (P.shape[0] < SMALL or P._planned(_bandwidth) <= BAND):
+        if by_superlu and (P.shape[0] < SMALL or P._plan_once(_bandwidth) <= BAND):
             names = []
     kinds = [kind]
     if kind == "auto":
@@ -179,12 +179,12 @@ def _plan(P: SparsityPattern, data: torch.Tensor, how: Request) -> Iterator[tupl
 
 
 def _bandwidth(P: SparsityPattern) -> int:
-    crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
+    crow, col = to_numpy(P.crow_indices), to_numpy(P.col_indices)
     rows = np.flatnonzero(np.diff(crow))  # whose columns are sorted
     return int(np.abs(np.stack((col[crow[rows]], col[crow[rows + 1] - 1])) - rows).max(initial=0))
 
 
-class Factored(NamedTuple):
+class FactoredMatrix(NamedTuple):
     """A matrix with its factors."""
 
     pattern: SparsityPattern
@@ -207,16 +207,16 @@ class Factors:
 
     def __init__(self, function: str, how: Request = AUTO):
         self.function, self.how = function, how
-        self._factored: list[tuple[SparsityPattern, Tensor, list[Factored]]] = []
+        self._factored: list[tuple[SparsityPattern, Tensor, list[FactoredMatrix]]] = []
 
-    def find(self, P: SparsityPattern, values: Tensor, how: Request) -> list[Factored] | None:
+    def find(self, P: SparsityPattern, values: Tensor, how: Request) -> list[FactoredMatrix] | None:
         """Factors of `values`, (nnz,) or (B, nnz) on the host, if they exist: one per matrix."""
         for pattern, known, factors in self._factored:
             if self.how == how and (known is values or _same(known, values)) and _same_pattern(pattern, P):
                 return factors
         return None
 
-    def of(self, P: SparsityPattern, values: Tensor) -> list[Factored]:
+    def of(self, P: SparsityPattern, values: Tensor) -> list[FactoredMatrix]:
         values = _host(values)
         factors = self.find(P, values, self.how)
         if factors is None:
@@ -227,7 +227,7 @@ class Factors:
         return factors
 
     @property
-    def all(self) -> list[Factored]:
+    def all(self) -> list[FactoredMatrix]:
         return [f for _, _, factors in self._factored for f in factors]
 
     def bytes(self) -> int:
@@ -246,7 +246,7 @@ def solve(factors: Factors, P: SparsityPattern, values: Tensor, b: Tensor, trans
     return _solve_on_host(factors.function, factors.of(P, values), b, transpose)
 
 
-def _solve_on_host(function: str, factors: list[Factored], b: Tensor, transpose: bool) -> Tensor:
+def _solve_on_host(function: str, factors: list[FactoredMatrix], b: Tensor, transpose: bool) -> Tensor:
     rhs = _host(b).numpy()
     if rhs.size == 0:
         x = np.empty_like(rhs)
@@ -257,7 +257,7 @@ def _solve_on_host(function: str, factors: list[Factored], b: Tensor, transpose:
     return torch.from_numpy(np.ascontiguousarray(x)).to(b.device)
 
 
-def _solve_one(function: str, A: Factored, b: np.ndarray, transpose: bool) -> np.ndarray:
+def _solve_one(function: str, A: FactoredMatrix, b: np.ndarray, transpose: bool) -> np.ndarray:
     x = A.factor.solve(b, transpose)
     # `not <=` is true for NaN too.
     if not _largest(x) * A.largest <= 0.01 * _largest(b) / np.finfo(b.dtype).eps:
@@ -300,7 +300,7 @@ def _largest(a: np.ndarray) -> float:
     return np.abs(a).max() if np.iscomplexobj(a) else max(a.max(), -a.min())
 
 
-def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> list[Factored]:
+def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> list[FactoredMatrix]:
     n = P.shape[0]
     if max(n, P.nnz) > LARGEST:
         raise ValueError(
@@ -329,13 +329,13 @@ def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> 
                 f"{int(P.row_indices[p])}, column {int(P.col_indices[p])} (values[{p}]). Look for "
                 "what made it"
             )
-        made.append(Factored(P, numbers, float(largest), _factor_one(function, which, P, data, how)))
+        made.append(FactoredMatrix(P, numbers, float(largest), _factor_one(function, which, P, data, how)))
         if how.unknowns:
             _check_independent(function, which, made[-1], int(how.unknowns))
     return made
 
 
-def _check_independent(function: str, which: str, K: Factored, n: int) -> None:
+def _check_independent(function: str, which: str, K: FactoredMatrix, n: int) -> None:
     """For K = a [I, B; B^T, -c I]: the smallest eigenvalue of (B^T B + c I) / (D D^T), of unit diagonal, by
     two steps of inverse iteration. At the level of rounding errors the columns of B depend on each other, and
     the factors yield any one of the solutions."""
@@ -391,14 +391,14 @@ def _factor_one(function: str, which: str, P: SparsityPattern, data: Tensor, how
         ) from None
 
 
-def logdets(factors: list[Factored], values: Tensor) -> Tensor:
+def logdets(factors: list[FactoredMatrix], values: Tensor) -> Tensor:
     """log |det A| for values (nnz,), or (B, nnz)."""
     batch = values.shape[:-1]
     logs = [_logdet(A) for A in factors] or [0.0] * batch.numel()
     return torch.tensor(logs, dtype=values.dtype.to_real(), device=values.device).reshape(batch)
 
 
-def _logdet(A: Factored) -> float:
+def _logdet(A: FactoredMatrix) -> float:
     found = A.factor.logdet()
     if found is None:
         data = torch.from_numpy(A.data)
@@ -425,10 +425,10 @@ def _same_pattern(P: SparsityPattern, Q: SparsityPattern) -> bool:
 _recent = Recent(8, 2**30, Factors.bytes)
 
 
-def _find_recent(crow: Tensor, col: Tensor, values: Tensor, how: Request) -> list[Factored]:
+def _find_recent(crow: Tensor, col: Tensor, values: Tensor, how: Request) -> list[FactoredMatrix]:
     """The factors from an earlier call."""
     values, shape = _host(values), (len(crow) - 1, len(crow) - 1)
-    P = SparsityPattern._trusted(crow, col, shape)
+    P = SparsityPattern._construct(crow, col, shape)
     factors = _recent.find(lambda known: known.find(P, values, how))
     if factors is None:
         # The plans of the pattern are kept as long as one of its matrices.
@@ -436,7 +436,7 @@ def _find_recent(crow: Tensor, col: Tensor, values: Tensor, how: Request) -> lis
             lambda known: next((Q for Q, _, _ in known._factored if _same_pattern(Q, P)), None)
         )
         new = Factors("lstsq" if how.unknowns else "spsolve", how)
-        factors = new.of(same or SparsityPattern._trusted(crow.clone(), col.clone(), shape), values)
+        factors = new.of(same or SparsityPattern._construct(crow.clone(), col.clone(), shape), values)
         _recent.add(new)
     return factors
 
@@ -489,7 +489,7 @@ def check_right_hand_side(function: str, A: CSR, b: Tensor) -> None:
     checks.batches(function, A.values.shape[:-1], b.shape[:-2], "A.values and b")
 
 
-def solved(
+def solve_values(
     values: Tensor, b: Tensor, pattern: SparsityPattern, transpose: bool, factors: Factors | str
 ) -> Tensor:
     """`spsolve` on values and pattern, unchecked. Batch axes along which the matrix is constant become
@@ -497,7 +497,7 @@ def solved(
     if values.dim() == 1 and b.dim() <= 2:
         return _solve(values, b, pattern, transpose, factors)
     if b.dim() == 1:
-        return solved(values, b.unsqueeze(-1), pattern, transpose, factors).squeeze(-1)
+        return solve_values(values, b.unsqueeze(-1), pattern, transpose, factors).squeeze(-1)
     n, k = b.shape[-2:]
     batch = torch.broadcast_shapes(values.shape[:-1], b.shape[:-2])
     axes = len(batch)
@@ -564,7 +564,7 @@ class _Solve(LinearSolve):
         vector = b.dim() == (1 if b_dim is None else 2)
         v = values.unsqueeze(0) if v_dim is None else values.movedim(v_dim, 0)
         rhs = b.unsqueeze(0) if b_dim is None else b.movedim(b_dim, 0)
-        x = solved(v, rhs.unsqueeze(-1) if vector else rhs, pattern, transpose, factors)
+        x = solve_values(v, rhs.unsqueeze(-1) if vector else rhs, pattern, transpose, factors)
         return (x.squeeze(-1) if vector else x), 0
 
 
@@ -610,7 +610,7 @@ def spsolve(A: SquareMatrix, b: Tensor, *, transpose: bool = False) -> Tensor:
     """
     check_right_hand_side("spsolve", A, b)
     factors = DEFAULT if torch.compiler.is_dynamo_compiling() else Factors("spsolve")
-    return solved(A.values, b, A.pattern, transpose, factors)
+    return solve_values(A.values, b, A.pattern, transpose, factors)
 
 
 _SYMMETRIC = Request("ldlt")
@@ -692,7 +692,7 @@ def lstsq(
         A, b = scale_rows(A, root), b * (root if vector else root.unsqueeze(-1))
     alpha = A.values.detach().abs().amax() if A.values.numel() else A.values.new_ones(())
     alpha = torch.where(alpha > 0, alpha, 1)
-    P, order = A.pattern._planned(_augment, damped)
+    P, order = A.pattern._plan_once(_augment, damped)
     v = A.values
     parts = [alpha.expand(*v.shape[:-1], m), v, v]
     if damped:
@@ -702,7 +702,7 @@ def lstsq(
     rhs = torch.cat((rhs, rhs.new_zeros((*rhs.shape[:-2], n, rhs.shape[-1]))), -2)
     how = _SYMMETRIC._replace(unknowns=str(n))
     factors = " ".join(how) if torch.compiler.is_dynamo_compiling() else Factors(name, how)
-    x = solved(values, rhs, P, False, factors)[..., m:, :]
+    x = solve_values(values, rhs, P, False, factors)[..., m:, :]
     return x.squeeze(-1) if vector else x
 
 
@@ -716,4 +716,4 @@ def _augment(P: SparsityPattern, damped: bool) -> tuple[SparsityPattern, Tensor]
     counts = torch.bincount(rows, minlength=m + n)
     crow = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
     crow, columns = crow.to(P.dtype), columns[order].to(P.dtype)
-    return SparsityPattern._trusted(crow, columns, (m + n, m + n)), order
+    return SparsityPattern._construct(crow, columns, (m + n, m + n)), order

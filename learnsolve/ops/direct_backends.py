@@ -209,7 +209,7 @@ class Structure:
 
 def structure(P: SparsityPattern) -> Structure:
     """The structure of a pattern, made once."""
-    return P._cached("direct", _structure, P)[0]
+    return P._compute_once("direct", _structure, P)[0]
 
 
 def _structure(P: SparsityPattern) -> tuple[Structure, torch.Tensor, torch.Tensor]:

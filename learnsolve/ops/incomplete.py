@@ -13,7 +13,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.checks import RealSquareMatrix, SquarePattern
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops.arithmetic import plain_values, union_plan
 from learnsolve.ops.complete import complete_fill
 from learnsolve.ops.incomplete_factors import (
@@ -30,9 +30,9 @@ from learnsolve.ops.incomplete_factors import (
     shift_diagonal,
     warn,
 )
-from learnsolve.ops.indexing import onto, trusted
+from learnsolve.ops.indexing import construct_pattern, onto
 from learnsolve.ops.structure import symmetric_pattern
-from learnsolve.ops.triangular import triangle_of
+from learnsolve.ops.triangular import triangle_pattern
 
 
 class IncompleteCholesky(NamedTuple):
@@ -127,7 +127,7 @@ def ic(
     >>> (L.to_dense() @ L.to_dense().mT).round(decimals=6)[0]
     tensor([ 2., -1.,  0.], dtype=torch.float64)
     """
-    return cholesky("ic", A, on_level("ic", A, level, pattern, lower=True), shift, on_breakdown)
+    return cholesky("ic", A, level_pattern("ic", A, level, pattern, lower=True), shift, on_breakdown)
 
 
 def mic(
@@ -181,7 +181,7 @@ def mic(
     True
     """
     relaxed = expand_omega("mic", omega, A.values)
-    pattern = on_level("mic", A, level, pattern, lower=True)
+    pattern = level_pattern("mic", A, level, pattern, lower=True)
     if not isinstance(omega, Tensor) and omega in (0, 1):  # no product is scaled
         return cholesky("mic" if omega else "mic/ic", A, pattern, shift, on_breakdown)
     return cholesky("mic/relaxed", A, pattern, shift, on_breakdown, relaxed)
@@ -233,7 +233,7 @@ def ilu(
             [2., 1.]]), tensor([[2., 1.],
             [0., 3.]]))
     """
-    return lu("ilu", A, on_level("ilu", A, level, pattern), shift, on_breakdown)
+    return lu("ilu", A, level_pattern("ilu", A, level, pattern), shift, on_breakdown)
 
 
 def fill_pattern(A: SquarePattern, level: Index | None = 1) -> SparsityPattern:
@@ -276,15 +276,15 @@ def fill_pattern(A: SquarePattern, level: Index | None = 1) -> SparsityPattern:
     P = A.pattern if isinstance(A, CSR) else A
     if level is None:
         return complete_fill("fill_pattern", P, "natural", False, True).pattern
-    return P._planned(_plan_fill, min(level, P.shape[0]))[0] or P
+    return P._plan_once(_plan_fill, min(level, P.shape[0]))[0] or P
 
 
 def _plan_fill(P: SparsityPattern, level: int) -> tuple[SparsityPattern | None]:
-    crow, col = _analysis.level_fill(as_numpy(P.crow_indices), as_numpy(P.col_indices), level)
-    return (None if len(col) == P.nnz else trusted(P, crow, col, P.shape),)
+    crow, col = _analysis.level_fill(to_numpy(P.crow_indices), to_numpy(P.col_indices), level)
+    return (None if len(col) == P.nnz else construct_pattern(P, crow, col, P.shape),)
 
 
-def on_level(
+def level_pattern(
     function: str, A: CSR, level: int | None, pattern: SparsityPattern | None, lower: bool = False
 ) -> SparsityPattern | None:
     """The pattern of the factors, None for A's own. `lower`: only the lower triangle of A is read."""
@@ -297,7 +297,7 @@ def on_level(
         )
     P = A.pattern
     if lower and not symmetric_pattern(P):
-        L = triangle_of(P, "lower")
+        L = triangle_pattern(P, "lower")
         P = union_plan(L, L.T).pattern or L
     return fill_pattern(P, level)
 
@@ -314,9 +314,9 @@ def cholesky(
     function = kind.partition("/")[0]
     if pattern is not None:
         checks.pattern(function, "pattern", pattern, A.shape, A)
-        pattern = triangle_of(pattern, "lower")
+        pattern = triangle_pattern(pattern, "lower")
     f, P, shift = _factors(kind, A, pattern, shift, on_breakdown, omega)
-    lower = triangle_of(P, "lower")
+    lower = triangle_pattern(P, "lower")
     return IncompleteCholesky(CSR(f if omega is None else f[..., : lower.nnz], lower), shift)
 
 
@@ -327,7 +327,7 @@ def lu(
     if pattern is not None:
         checks.pattern(function, "pattern", pattern, A.shape, A)
     f, P, shift = _factors(kind, A, pattern, shift, on_breakdown)
-    lower, upper = triangle_of(P, "lower"), triangle_of(P, "upper")
+    lower, upper = triangle_pattern(P, "lower"), triangle_pattern(P, "upper")
     lower_values, upper_values = f.split([lower.nnz, upper.nnz], dim=-1)
     return IncompleteLU(CSR(lower_values, lower), CSR(upper_values, upper), shift)
 
@@ -511,14 +511,14 @@ def _search(
     start: float,
     on_breakdown: str,
 ) -> tuple[SparsityPattern, float | Tensor]:
-    numbers = as_numpy(values.double())
-    on = as_numpy(P.diagonal_positions)
+    numbers = to_numpy(values.double())
+    on = to_numpy(P.diagonal_positions)
     if cholesky := function == "ict":  # by columns
-        by = as_numpy(P.transpose_permutation)
+        by = to_numpy(P.transpose_permutation)
         Q = P.T
     else:
         by, Q = slice(None), P
-    ptr, idx = (as_numpy(a).astype("int64", copy=False) for a in (Q.crow_indices, Q.col_indices))
+    ptr, idx = (to_numpy(a).astype("int64", copy=False) for a in (Q.crow_indices, Q.col_indices))
     message, shift = "", start
     for failed, shift in enumerate(attempts(start)):
         shifted = numbers.copy()
@@ -538,7 +538,7 @@ def _search(
 
 def _reuse_choice(function: str, P: SparsityPattern, crow: np.ndarray, col: np.ndarray) -> SparsityPattern:
     """The last choice for P if it is the same, so that its plans are reused."""
-    pattern, last = P._make(trusted, P, crow, col, P.shape), P._last(function)
+    pattern, last = P._make(construct_pattern, P, crow, col, P.shape), P._last(function)
     if last is not None and last[0].equals(pattern):
         return last[0]
     P._keep_last(function, (pattern,))

@@ -27,12 +27,12 @@ from learnsolve import (
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
 from learnsolve.matrix import device_analysis
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops.arithmetic import every_one, one_each
 from learnsolve.ops.autograd import LinearSolve, Multilinear, Nestable, Operation, dispatch
 from learnsolve.ops.indexing import diagonal_mask
 from learnsolve.ops.products import product
-from learnsolve.ops.triangular import triangle_of
+from learnsolve.ops.triangular import triangle_pattern
 
 _raw_factor = torch.ops.learnsolve.csr_incomplete_factor.default
 _raw_tangent = torch.ops.learnsolve.csr_incomplete_tangent.default
@@ -51,7 +51,7 @@ REMEDY = '. Add a shift: shift=1e-2, say, or on_breakdown="shift" to search for 
 
 
 class Plan(NamedTuple):
-    """The elimination on a pattern. Its factors are on the triangles of the pattern (`triangle_of`)."""
+    """The elimination on a pattern. Its factors are on the triangles of the pattern (`triangle_pattern`)."""
 
     elimination: tuple[tuple[Tensor, ...], bool]  # arguments of the operators (csrc/ops/schema.cpp)
     size: int  # number of values: A's and, for "relaxed", those added by `append_omega`
@@ -59,11 +59,11 @@ class Plan(NamedTuple):
 
 
 def elimination_plan(pattern: SparsityPattern, factors: str) -> Plan:
-    """For `pattern._planned`. 16 bytes per entry of A that is read, 8 per product of the elimination."""
+    """For `pattern._plan_once`. 16 bytes per entry of A that is read, 8 per product of the elimination."""
     arrays = (
-        as_numpy(pattern.crow_indices),
-        as_numpy(pattern.col_indices),
-        as_numpy(pattern.diagonal_positions),
+        to_numpy(pattern.crow_indices),
+        to_numpy(pattern.col_indices),
+        to_numpy(pattern.diagonal_positions),
     )
     largest = torch.iinfo(torch.int32).max
     enough = min(largest - 1, PLAN_LIMIT // 8)
@@ -121,8 +121,8 @@ def _sort_by_level(order, source, pivot, ptr, pairs, units):
 
 def complete_plan(pattern: SparsityPattern, factors: str) -> Plan:
     """A plan for a `pattern` with all fill, of L or, symmetric, of L and U: 12 bytes per entry of L."""
-    lower = triangle_of(pattern, "lower")
-    n, ptr, row = lower.shape[0], as_numpy(lower.T.crow_indices), as_numpy(lower.T.col_indices)
+    lower = triangle_pattern(pattern, "lower")
+    n, ptr, row = lower.shape[0], to_numpy(lower.T.crow_indices), to_numpy(lower.T.col_indices)
     length = np.diff(ptr)
     # Columns j and j + 1 belong to the same supernode if the first entry below the diagonal of j is in row j
     # + 1, and column j + 1 has all the others.
@@ -137,13 +137,13 @@ def complete_plan(pattern: SparsityPattern, factors: str) -> Plan:
 
 def factor_plan(pattern: SparsityPattern, kind: str) -> Plan:
     factors = kind.rpartition("/")[2]
-    return pattern._planned(complete_plan if factors in _COMPLETE else elimination_plan, factors)
+    return pattern._plan_once(complete_plan if factors in _COMPLETE else elimination_plan, factors)
 
 
 def append_omega(values: Tensor, omega: Tensor, pattern: SparsityPattern) -> Tensor:
     """The values that the relaxed elimination reads: A's values, -omega, and a zero per entry of L, whose
     multiples by omega are additional unknowns. So omega has derivatives like any value."""
-    zeros = values.new_zeros(*values.shape[:-1], triangle_of(pattern, "lower").nnz)
+    zeros = values.new_zeros(*values.shape[:-1], triangle_pattern(pattern, "lower").nnz)
     return torch.cat((values, -omega.unsqueeze(-1), zeros), -1)
 
 
@@ -196,7 +196,7 @@ def _warn_of_growth(values: Tensor, f: Tensor, pattern: SparsityPattern, kind: s
     """The error of L U is the unit roundoff times |L| |U|, which is as small as A with row exchanges."""
     if values.numel() == 0:
         return
-    L, U = (triangle_of(pattern, side) for side in ("lower", "upper"))
+    L, U = (triangle_pattern(pattern, side) for side in ("lower", "upper"))
     sums = values.new_ones((*values.shape[:-1], pattern.shape[0], 1))
     size = product(values.abs(), sums, pattern, False).amax((-2, -1))
     lower, upper = f.abs().split([L.nnz, U.nnz], -1)
@@ -218,9 +218,9 @@ def _finite(f: Tensor, pattern: SparsityPattern, kind: str) -> None:
     bad = (~f.isfinite()).nonzero()
     if len(bad) == 0:
         return
-    at, factor, name = int(bad[0, -1]), triangle_of(pattern, "lower"), "L"
+    at, factor, name = int(bad[0, -1]), triangle_pattern(pattern, "lower"), "L"
     if at >= factor.nnz:
-        at, factor, name = at - factor.nnz, triangle_of(pattern, "upper"), "U"
+        at, factor, name = at - factor.nnz, triangle_pattern(pattern, "upper"), "U"
     row, column = int(factor.row_indices[at]), int(factor.col_indices[at])
     batch = f" of matrix {int(bad[0, 0])} of the batch (counted through all its axes)" if f.dim() > 1 else ""
     raise ValueError(

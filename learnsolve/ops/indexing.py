@@ -15,10 +15,10 @@ from learnsolve.matrix.convert import TensorLike, copy_array
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import (
     SparsityPattern,
-    as_numpy,
     check_device,
     matrix_shape,
     sort_checked_triples,
+    to_numpy,
 )
 from learnsolve.ops.autograd import OfLastAxes, dispatch
 from learnsolve.ops.products import product
@@ -37,7 +37,7 @@ def place(values: Tensor, at: Tensor, size: int, dim: int = -1) -> Tensor:
     return dispatch(_Place, (values,), at, size, dim)
 
 
-def permuted(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -> Tensor:
+def permute_values(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -> Tensor:
     """values[..., forward], or along another axis `dim` < 0. `backward` is the inverse."""
     return dispatch(_Permute, (values,), forward, backward, dim)
 
@@ -90,7 +90,7 @@ class _Permute(OfLastAxes):
     @staticmethod
     def backward(ctx, g):
         forward, backward, dim = ctx.constants
-        return permuted(g, backward, forward, dim), None, None, None
+        return permute_values(g, backward, forward, dim), None, None, None
 
 
 class Selection(NamedTuple):
@@ -106,35 +106,35 @@ def apply_selection(A: CSR, plan: Selection) -> CSR:
         return A
     if plan.repeats is None:
         return CSR(take(A.values, plan.at), plan.pattern)
-    return CSR(handed_out(A.values, plan.repeats), plan.pattern)
+    return CSR(repeat_values(A.values, plan.repeats), plan.pattern)
 
 
-def handed_out(values: Tensor, places: SparsityPattern) -> Tensor:
+def repeat_values(values: Tensor, places: SparsityPattern) -> Tensor:
     """Row i of `places` has the position of value i of the result, or no entry for a zero."""
     checks.dtype("A[...]", "A.values", values, or_complex=True)
     return sum_at_places(values, places)
 
 
 def places(P: SparsityPattern, at: np.ndarray) -> SparsityPattern:
-    """The 0/1 matrix for `handed_out`. at = -1 means a zero."""
+    """The 0/1 matrix for `repeat_values`. at = -1 means a zero."""
     crow = np.concatenate(([0], np.cumsum(at >= 0)))
-    return trusted(P, crow, at[at >= 0], (len(at), P.nnz))
+    return construct_pattern(P, crow, at[at >= 0], (len(at), P.nnz))
 
 
 def drop_empty_columns(P: SparsityPattern) -> SparsityPattern:
     """P, or P without its empty columns if most are empty: for results that do not depend on column indices,
     such as row sums, in O(nnz + rows)."""
-    return P._planned(_plan_used_columns) if P.shape[1] > P.nnz + P.shape[0] else P
+    return P._plan_once(_plan_used_columns) if P.shape[1] > P.nnz + P.shape[0] else P
 
 
 def _plan_used_columns(P: SparsityPattern) -> SparsityPattern:
-    used, col = np.unique(as_numpy(P.col_indices), return_inverse=True)
-    return trusted(P, as_numpy(P.crow_indices), col, (P.shape[0], len(used)))
+    used, col = np.unique(to_numpy(P.col_indices), return_inverse=True)
+    return construct_pattern(P, to_numpy(P.crow_indices), col, (P.shape[0], len(used)))
 
 
 def find(P: SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Positions of the entries, -1 for missing ones: all binary searches in parallel."""
-    crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
+    crow, col = to_numpy(P.crow_indices), to_numpy(P.col_indices)
     low, high = crow[rows].astype(np.int64), crow[rows + 1].astype(np.int64)
     end = high.copy()
     while (open_ := low < high).any():
@@ -150,12 +150,12 @@ def onto(A: CSR, Q: SparsityPattern) -> CSR:
     """A's entries on the pattern Q, zeros where A has none. Entries of A outside Q are dropped."""
     if A.pattern is Q:
         return A
-    at, where = A.pattern._planned(_plan_onto, Q)
+    at, where = A.pattern._plan_once(_plan_onto, Q)
     return CSR(place(take(A.values, at), where, Q.nnz), Q)
 
 
 def _plan_onto(P: SparsityPattern, Q: SparsityPattern) -> tuple[Tensor, Tensor]:
-    arrays = [as_numpy(t) for t in (P.crow_indices, P.col_indices, Q.crow_indices, Q.col_indices)]
+    arrays = [to_numpy(t) for t in (P.crow_indices, P.col_indices, Q.crow_indices, Q.col_indices)]
     if P.dtype != Q.dtype:
         arrays = [a.astype(np.int64, copy=False) for a in arrays]
     at, where = _analysis.common_positions(*arrays)
@@ -164,7 +164,7 @@ def _plan_onto(P: SparsityPattern, Q: SparsityPattern) -> tuple[Tensor, Tensor]:
 
 def diagonal_mask(P: SparsityPattern) -> Tensor:
     """For each entry, whether it is on the diagonal."""
-    return P._planned(_plan_on_diagonal)[0]
+    return P._plan_once(_plan_on_diagonal)[0]
 
 
 def _plan_on_diagonal(P: SparsityPattern) -> tuple[Tensor]:
@@ -183,19 +183,19 @@ def sort_by_row(like: SparsityPattern, rows: np.ndarray, columns: np.ndarray, sh
     """For distinct entries that are sorted by column within each row."""
     crow = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=shape[0]))))
     if len(rows) < 2 or (np.diff(rows) >= 0).all():
-        return SortedPattern(trusted(like, crow, columns, shape))
+        return SortedPattern(construct_pattern(like, crow, columns, shape))
     order = np.argsort(rows, kind="stable")
     inverse = np.empty_like(order)
     inverse[order] = np.arange(len(order))
     return SortedPattern(
-        trusted(like, crow, columns[order], shape), like._tensor(order), like._tensor(inverse)
+        construct_pattern(like, crow, columns[order], shape), like._tensor(order), like._tensor(inverse)
     )
 
 
 def reorder_values(values: Tensor, plan: SortedPattern) -> Tensor:
     if plan.forward is None or plan.backward is None:
         return values
-    return permuted(values, plan.forward, plan.backward)
+    return permute_values(values, plan.forward, plan.backward)
 
 
 def first_of_each(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -205,12 +205,14 @@ def first_of_each(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return np.flatnonzero(new)
 
 
-def trusted(like: SparsityPattern, crow: np.ndarray, col: np.ndarray, shape: tuple) -> SparsityPattern:
+def construct_pattern(
+    like: SparsityPattern, crow: np.ndarray, col: np.ndarray, shape: tuple
+) -> SparsityPattern:
     """A valid pattern with the index type of `like`, unless that is too narrow."""
     wide = max(*shape, len(col)) > torch.iinfo(torch.int32).max
     dtype = torch.int64 if wide else like.dtype
     rows, columns = (int(s) for s in shape)
-    return SparsityPattern._trusted(
+    return SparsityPattern._construct(
         like._tensor(np.ascontiguousarray(crow)).to(dtype),
         like._tensor(np.ascontiguousarray(col)).to(dtype),
         (rows, columns),
@@ -239,7 +241,7 @@ def index(A: CSR, key: object) -> CSR | Tensor:
     rows, columns = axes
     if isinstance(rows, tuple) and isinstance(columns, tuple):
         whole = rows == (0, A.shape[0], 1) and columns == (0, A.shape[1], 1)
-        return A if whole else apply_selection(A, A.pattern._planned(_plan_slices, *rows, *columns))
+        return A if whole else apply_selection(A, A.pattern._plan_once(_plan_slices, *rows, *columns))
     dense = isinstance(rows, int) or isinstance(columns, int)
     arrays = isinstance(rows, np.ndarray) and isinstance(columns, np.ndarray)
     if arrays and _is_outer_index(*axes):
@@ -288,13 +290,13 @@ def permute(A: AnyMatrix, p: object, q: object = None) -> CSR:
             "the columns"
         )
     plan, inverse = _plan_permutation(A.pattern, p, p if q is None else q)
-    return CSR(permuted(A.values, plan.at, inverse), plan.pattern)  # type: ignore[arg-type]
+    return CSR(permute_values(A.values, plan.at, inverse), plan.pattern)  # type: ignore[arg-type]
 
 
 @makes_plain_tensors
 def _mask_positions(mask: Any, shape: tuple[int, int]) -> tuple[Any, ...]:
     """The rows and columns that a boolean array of the matrix's shape selects."""
-    a = as_numpy(mask) if isinstance(mask, Tensor) else mask
+    a = to_numpy(mask) if isinstance(mask, Tensor) else mask
     if a.dtype != bool:
         return (mask,)
     if a.shape != shape:
@@ -323,7 +325,7 @@ def _axis(k: object, n: int) -> int | tuple[int, int, int] | np.ndarray:
 @makes_plain_tensors
 def _array(k: object, n: int) -> Any:
     try:
-        a = as_numpy(k) if isinstance(k, Tensor) else np.asarray(k)
+        a = to_numpy(k) if isinstance(k, Tensor) else np.asarray(k)
     except ValueError:  # lists of different lengths
         raise IndexError(f"A[...]: an index must be an array, got {k!r}, which has no shape") from None
     if a.dtype == bool:
@@ -362,12 +364,14 @@ def _plan_submatrix(P: SparsityPattern, *axes: Any) -> Selection:
 def _submatrix(P: SparsityPattern, rows: np.ndarray, columns: range | np.ndarray) -> Selection:
     # SciPy keeps nonzero entries, so each entry is its position in P, plus one.
     numbers = np.arange(1, P.nnz + 1)
-    S = scipy.sparse.csr_array((numbers, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
+    S = scipy.sparse.csr_array((numbers, to_numpy(P.col_indices), to_numpy(P.crow_indices)), shape=P.shape)
     S = _select_columns(S[rows], columns)
     S.sort_indices()
     at = S.data - 1
     repeats = places(P, at) if len(at) and np.bincount(at).max() > 1 else None
-    return Selection(trusted(P, S.indptr, S.indices, (len(rows), len(columns))), P._tensor(at), repeats)
+    return Selection(
+        construct_pattern(P, S.indptr, S.indices, (len(rows), len(columns))), P._tensor(at), repeats
+    )
 
 
 def _select_columns(S: Any, columns: range | np.ndarray) -> Any:
@@ -389,7 +393,7 @@ def _select_columns(S: Any, columns: range | np.ndarray) -> Any:
 def permutation(function: str, name: str, order: object, n: int, remedy: str = "") -> np.ndarray:
     """`order`, which must hold each of 0, ..., n - 1 once, as int64."""
     try:
-        a = as_numpy(order) if isinstance(order, Tensor) else np.asarray(order)
+        a = to_numpy(order) if isinstance(order, Tensor) else np.asarray(order)
     except ValueError:  # lists of different lengths
         raise TypeError(f"{function}: {name} must be an array of integers, got {order!r}") from None
     a = a.astype(np.int64) if a.size == 0 else a
@@ -418,7 +422,7 @@ def _entries(A: CSR, rows: object, columns: object) -> Tensor:
     plan = _plan_entries(A.pattern, rows, columns)
     shape, size, at, where, repeats = plan
     if repeats is not None:
-        values = handed_out(A.values, repeats)
+        values = repeat_values(A.values, repeats)
     elif where is None:
         values = take(A.values, at)
     else:
@@ -559,9 +563,9 @@ def _sort(
     m, n = matrix_shape(function, shape)
     check_device(function, device)
     # Duplicates are added in the order given.
-    arrays = sort_checked_triples(function, as_numpy(rows), as_numpy(columns), (m, n))
+    arrays = sort_checked_triples(function, to_numpy(rows), to_numpy(columns), (m, n))
     crow, col, order, starts = (torch.from_numpy(a).to(device or rows.device) for a in arrays)
     narrow = rows.dtype == columns.dtype == torch.int32
     crow, col = (t if narrow and t.dtype == torch.int32 else t.long() for t in (crow, col))
-    pattern = SparsityPattern._trusted(crow, col, (m, n))
-    return pattern, SparsityPattern._trusted(starts, order, (pattern.nnz, len(order)))
+    pattern = SparsityPattern._construct(crow, col, (m, n))
+    return pattern, SparsityPattern._construct(starts, order, (pattern.nnz, len(order)))

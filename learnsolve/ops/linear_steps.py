@@ -1,6 +1,6 @@
 """Linear functions of a block of columns as a list of steps: recorded once, run as one operation.
 
-A `Register` block of columns supports the operations of a tensor x + y, x - y, `scaled_rows`, `product` and
+A `Register` block of columns supports the operations of a tensor x + y, x - y, `multiply_rows`, `product` and
 `dense_product`. Each of these records a step. The list runs compiled (csrc/ops/linear_steps.cpp), with one
 operation of autograd for all of it, or step by step by differentiable operations: under `torch.compile`,
 `torch.func` and forward mode, on devices, for batches of columns and for second derivatives.
@@ -20,7 +20,7 @@ from learnsolve.matrix.checks import full_precision
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops import products as _product
-from learnsolve.ops.autograd import Eager, forward_mode_may_come, tracked
+from learnsolve.ops.autograd import Eager, forward_mode_may_come, needs_graph
 
 _raw = torch.ops.learnsolve.linear_steps.default
 _raw_backward = torch.ops.learnsolve.linear_steps_backward.default
@@ -55,7 +55,7 @@ def product(values: Tensor, x: Any, pattern: SparsityPattern, transpose: bool) -
     return _product.product(values, x, pattern, transpose)
 
 
-def scaled_rows(s: Tensor, x: Any) -> Any:
+def multiply_rows(s: Tensor, x: Any) -> Any:
     """s o x for s (..., n, 1), or a step."""
     if isinstance(x, Register):
         return x.steps.add(_SCALE, x.steps.operand(s), 0, x.number, 0)
@@ -127,7 +127,7 @@ class LinearSteps:
         apart = b.dim() != 2 or device_analysis.here(b) or torch.compiler.is_dynamo_compiling()
         if apart or forward_mode_may_come():
             return self.run_separately(b, self.operands)
-        if tracked(b, *self.operands):
+        if needs_graph(b, *self.operands):
             return _Run.apply(self, b, *self.operands)
         return _raw(self.structures, self.operands, b, self.steps, False)[0]
 

@@ -99,7 +99,7 @@ class LinearOperator:
             return self.mv(y, *parameters)
         n = self.shape[0 if self.turned else 1]
         start = y.new_zeros((*y.shape[:-2], n, y.shape[-1]))
-        return conjugate(_pulled(lambda x: self.mv(x, *parameters), start)(conjugate(y))[0])
+        return conjugate(_pullback(lambda x: self.mv(x, *parameters), start)(conjugate(y))[0])
 
     def csr(self, *parameters: Tensor) -> CSR | None:
         """A as a CSR, if a class knows its entries."""
@@ -170,26 +170,26 @@ class LinearOperator:
 
     def __matmul__(self, x: Any) -> Any:
         x = checks.sparse_matrix(x)
-        return _Product(self, operator_of(x)) if isinstance(x, (LinearOperator, CSR)) else self(x)
+        return _Product(self, wrap_operator(x)) if isinstance(x, (LinearOperator, CSR)) else self(x)
 
     def __rmatmul__(self, A: object) -> Any:
         if isinstance(A, Tensor):  # x A = (A^T x^T)^T
             return self.T @ A if A.dim() == 1 else (self.T @ A.mT).mT
-        return _Product(operator_of(A), self)
+        return _Product(wrap_operator(A), self)
 
     def __add__(self, other: LinearOperator | CSR) -> LinearOperator:
-        return _Sum(self, operator_of(other))
+        return _Sum(self, wrap_operator(other))
 
     __radd__ = __add__
 
     def __sub__(self, other: LinearOperator | CSR) -> LinearOperator:
-        return self + -1.0 * operator_of(other)
+        return self + -1.0 * wrap_operator(other)
 
     def __rsub__(self, other: CSR) -> LinearOperator:
-        return operator_of(other) + -1.0 * self
+        return wrap_operator(other) + -1.0 * self
 
     def __mul__(self, scale: float | Tensor) -> LinearOperator:
-        return _Scaled(self, scale)
+        return _ScaledOperator(self, scale)
 
     __rmul__ = __mul__
 
@@ -208,7 +208,7 @@ class LinearOperator:
 
     # What the implicit gradient and the criteria of solvers ask.
 
-    def as_operator(self, function: str, b: Tensor, square: bool = True) -> LinearOperator:
+    def to_operator(self, function: str, b: Tensor, square: bool = True) -> LinearOperator:
         if not hasattr(self, "shape"):
             raise TypeError(
                 f"{function}: A has no shape. {type(self).__name__}.__init__ must call "
@@ -225,21 +225,21 @@ class LinearOperator:
         """The gradient of y^T A x for the parameters, differentiable: its conjugate derivative."""
         if not self.parameters:
             return ()
-        return _pulled(lambda *p: self.with_parameters(p).apply(x), *self.parameters)(conjugate(y))
+        return _pullback(lambda *p: self.with_parameters(p).apply(x), *self.parameters)(conjugate(y))
 
     def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
         """dA x, for a change of the parameters: the pullback, linear in y, pulled back."""
         pairs = zip(self.parameters, tangents, strict=True)
         moved = [torch.zeros_like(p) if t is None else t for p, t in pairs]
-        pull = _pulled(lambda *p: self.with_parameters(p).apply(x), *self.parameters)
+        pull = _pullback(lambda *p: self.with_parameters(p).apply(x), *self.parameters)
         zero = x.new_zeros((*x.shape[:-2], self.shape[0], x.shape[-1]))
-        return _pulled(pull, zero)(tuple(moved))[0]
+        return _pullback(pull, zero)(tuple(moved))[0]
 
-    def mapped(self, axes: tuple[int | None, ...]) -> LinearOperator:
+    def add_batch_axis(self, axes: tuple[int | None, ...]) -> LinearOperator:
         """Of parameters with a mapped axis each, or None: an operator for each, on blocks (B, ..., n, k)."""
-        return _Mapped(self, axes)
+        return _BatchOperator(self, axes)
 
-    def divided(self, unit: Tensor) -> LinearOperator:
+    def divide_entries(self, unit: Tensor) -> LinearOperator:
         """A / unit, (..., 1, 1), a constant."""
         return InUnits(self, unit)
 
@@ -260,11 +260,11 @@ class LinearOperator:
         return None
 
 
-def _pulled(f: Callable[..., object], *at: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+def _pullback(f: Callable[..., object], *at: Tensor) -> Callable[..., tuple[Tensor, ...]]:
     return torch.func.vjp(f, *at)[1]
 
 
-def operator_of(A: Any) -> LinearOperator:
+def wrap_operator(A: Any) -> LinearOperator:
     A = checks.sparse_matrix(A)
     if isinstance(A, LinearOperator):
         return A
@@ -289,7 +289,7 @@ class _Entries(LinearOperator):
         return CSR(parameters[0], self.pattern)
 
 
-class _Made(LinearOperator):
+class _Composite(LinearOperator):
     """An operator on top of others, whose parameters are theirs, one after another."""
 
     def __init__(self, shape: tuple[int, int], *parts: LinearOperator, factor: Tensor | None = None):
@@ -314,7 +314,7 @@ class _Made(LinearOperator):
         return None
 
 
-class _Sum(_Made):
+class _Sum(_Composite):
     def __init__(self, A: LinearOperator, B: LinearOperator):
         if A.shape != B.shape:
             raise ValueError(f"LinearOperator: A + B needs equal shapes, got {A.shape} and {B.shape}")
@@ -333,7 +333,7 @@ class _Sum(_Made):
         return matrices[0] + matrices[1]
 
 
-class _Product(_Made):
+class _Product(_Composite):
     def __init__(self, A: LinearOperator, B: LinearOperator):
         if A.shape[1] != B.shape[0]:
             raise ValueError(f"LinearOperator: A @ B needs fitting shapes, got {A.shape} and {B.shape}")
@@ -351,7 +351,7 @@ class _Product(_Made):
         return matrices[0] @ matrices[1]
 
 
-class _Scaled(_Made):
+class _ScaledOperator(_Composite):
     def __init__(self, A: LinearOperator, scale: float | Tensor):
         self.number = (
             None if isinstance(scale, Tensor) else checks.number("LinearOperator", "a factor", scale)
@@ -374,7 +374,7 @@ class _Scaled(_Made):
         return parameters[-1] if self.number is None else self.number
 
 
-class _Conjugate(_Made):
+class _Conjugate(_Composite):
     def __init__(self, A: LinearOperator):
         super().__init__(A.shape, A)
 
@@ -385,7 +385,7 @@ class _Conjugate(_Made):
         return conjugate(self.of(parameters)[0].T(conjugate(y)))
 
 
-class RealForm(_Made):
+class RealForm(_Composite):
     """A complex A on the real vectors of ops/complex_values.py."""
 
     def __init__(self, A: LinearOperator):
@@ -434,7 +434,7 @@ class Between:
         return Between(self.M.T, self.before, self.after)
 
 
-class _Mapped(LinearOperator):
+class _BatchOperator(LinearOperator):
     def __init__(self, A: LinearOperator, axes: tuple[int | None, ...]):
         super().__init__(A.shape, *A.parameters)
         self.A, self.axes = A, axes

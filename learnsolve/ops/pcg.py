@@ -21,7 +21,7 @@ from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.autograd import Operation, apply_vmap, distinct, pullback, pushforward, tracked
+from learnsolve.ops.autograd import Operation, apply_vmap, distinct, needs_graph, pullback, pushforward
 from learnsolve.ops.products import _raw_dots, dots, product
 from learnsolve.ops.sweeps import (
     WORK,
@@ -53,7 +53,7 @@ class Stop(enum.IntEnum):
     DIVERGED = 5  # the residual has grown by the inverse of the rounding unit
 
 
-def applied(m: Tensor, factor: SparsityPattern | None, kind: int) -> Callable[[Tensor], Tensor]:
+def preconditioner_map(m: Tensor, factor: SparsityPattern | None, kind: int) -> Callable[[Tensor], Tensor]:
     """r -> M r on (..., n, k)."""
     if kind == 0:
         return lambda r: r
@@ -99,7 +99,7 @@ def reference_pcg(
     vector = b.dim() == 1
     if vector:
         b, x0 = b.unsqueeze(-1), x0 if from_zero else x0.unsqueeze(-1)
-    M = applied(m, factor, kind)
+    M = preconditioner_map(m, factor, kind)
 
     def dot(u, v):
         return dots(u, v, True)
@@ -171,11 +171,13 @@ def fitting(
 
 
 def _wide(pattern: SparsityPattern) -> SparsityPattern:
-    return pattern if pattern.dtype == torch.int64 else pattern._planned(_widen_indices)[0]
+    return pattern if pattern.dtype == torch.int64 else pattern._plan_once(_widen_indices)[0]
 
 
 def _widen_indices(pattern: SparsityPattern) -> tuple[SparsityPattern]:
-    return (SparsityPattern._trusted(pattern.crow_indices.long(), pattern.col_indices.long(), pattern.shape),)
+    return (
+        SparsityPattern._construct(pattern.crow_indices.long(), pattern.col_indices.long(), pattern.shape),
+    )
 
 
 def preconditioner(m: Tensor | None, factor: SparsityPattern | None, kind: int) -> tuple[Tensor, ...]:
@@ -281,7 +283,7 @@ def pcg_iterations(
     constants = (pattern, factor, number, iterations, from_zero, checkpointed)
     if torch.compiler.is_dynamo_compiling():
         return _PCG.traced.apply(*distinct(*tensors), *constants, any(t.requires_grad for t in tensors))[:3]
-    if tracked(*tensors):
+    if needs_graph(*tensors):
         return _PCG.eager.apply(*tensors, *constants, True)[:3]
     return _PCG.forward(*tensors, *constants, False)[:3]  # type: ignore[return-value]
 
@@ -443,7 +445,7 @@ class _PCG(Operation):
         needs = tuple(ctx.needs_input_grad[:4])
         given = [g for g in (gx, gnorms) if g is not None]
         constants = ctx.constants[:-1]
-        if not torch.compiler.is_dynamo_compiling() and tracked(values, m, b, x0, *given):
+        if not torch.compiler.is_dynamo_compiling() and needs_graph(values, m, b, x0, *given):
             gx = torch.zeros_like(b) if gx is None else gx
             gnorms = torch.zeros_like(norms) if gnorms is None else gnorms
             grads = _PCGAdjoint.eager.apply(values, m, b, x0, gx, gnorms, norms, constants, *saved)
@@ -467,10 +469,10 @@ class _PCG(Operation):
         inner = [t.dim() - (d is not None) for t, d in zip((values, m, b, x0), in_dims[:4], strict=True)]
         if inner[0] > 1 or inner[1] > 1 or inner[2] > 2:
             # A batch within the map: the kernel supports only one batch axis.
-            def mapped(v, m, b, x):
+            def iterate(v, m, b, x):
                 return reference_pcg(v, m, b, x, pattern, factor, kind, iterations, from_zero)
 
-            return apply_vmap(mapped, in_dims[:4], (values, m, b, x0))
+            return apply_vmap(iterate, in_dims[:4], (values, m, b, x0))
         n = info.batch_size
         vector = inner[2] == 1
         shared = v_dim is None and m_dim is None and vector and b_dim is not None

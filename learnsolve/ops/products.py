@@ -24,7 +24,7 @@ from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.checks import Numbers, SquareMatrix, like
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops import across, complex_values
 from learnsolve.ops.autograd import (
     Derivative,
@@ -37,8 +37,8 @@ from learnsolve.ops.autograd import (
     gradient,
     gradients,
     gradients_of_both,
+    needs_graph,
     separate_gradients,
-    tracked,
 )
 
 _raw = torch.ops.learnsolve.csr_spmm.default
@@ -60,7 +60,7 @@ def product(values: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool
         role = _X if transpose else _G
         if torch.compiler.is_dynamo_compiling():
             return dispatch(_Product, (values, x), role, False, pattern)
-        if tracked(values, x):
+        if needs_graph(values, x):
             return _Product.eager.apply(values, x, role, False, pattern)
         if transpose:
             return _Product.forward(values, x, role, False, pattern)
@@ -70,7 +70,7 @@ def product(values: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool
     return broadcast(_Product, _X if transpose else _G, values, x, pattern)
 
 
-def sampled(u: Tensor, w: Tensor, pattern: SparsityPattern) -> Tensor:
+def sddmm_values(u: Tensor, w: Tensor, pattern: SparsityPattern) -> Tensor:
     """`sddmm` on tensors of any batch axes, unchecked."""
     if u.is_complex() != w.is_complex():
         dtype = torch.promote_types(u.dtype, w.dtype)
@@ -111,7 +111,7 @@ def _scatter_gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern
 def _complex_gradients(ctx: Any, g: Tensor, values: Tensor, x: Tensor) -> tuple:
     """`gradients` by torch's convention, at conjugate operands."""
     role, _, pattern = ctx.constants
-    if role == _VALUES or torch.compiler.is_dynamo_compiling() or tracked(values, g, x):
+    if role == _VALUES or torch.compiler.is_dynamo_compiling() or needs_graph(values, g, x):
         return gradients(_Product, ctx, g, (conjugate(values), conjugate(x)))
     need_values, need_x = ctx.needs_input_grad[:2]
     gv = gradient(_AtConjugate, _VALUES, g, role, x, values, role, pattern) if need_values else None
@@ -148,7 +148,7 @@ class _Product(Derivative):
         if g.is_complex():
             return _complex_gradients(ctx, g, values, x)
         if role != _VALUES and need_x:
-            if role == _G and _scatters(values, x, pattern) and not tracked(values, g, x):
+            if role == _G and _scatters(values, x, pattern) and not needs_graph(values, g, x):
                 gv, gx = _scatter_gradients(values, g, x, pattern, need_values)
                 return gv if need_values else None, gx, None, None, None
             if need_values:
@@ -218,7 +218,7 @@ class HostOperator(scipy.sparse.linalg.LinearOperator):
         # A copy: torch does not accept read-only arrays or negative strides.
         vectors = torch.from_numpy(np.array(x, dtype=self.dtype)).to(self.like.device)
         with torch.no_grad():
-            return as_numpy(self.apply(self.of, vectors, transpose))
+            return to_numpy(self.apply(self.of, vectors, transpose))
 
     def _matvec(self, x: np.ndarray) -> np.ndarray:
         return self._multiply(x.reshape(-1), False)
@@ -240,7 +240,7 @@ def matrix_product(A: Any, x: Tensor, transpose: bool) -> Tensor:
 
 # Sums of columns, with the same bits for any number of threads: derivatives of sum_b sum_c a_bc <u_bc,
 # v_bc>. torch splits a sum among its threads from `SPLIT` elements on. Shorter ones are left to it in
-# `dots` and `scaled`, with autograd's own derivatives, which have less overhead than a Function.
+# `dots` and `multiply_columns`, with autograd's own derivatives, which have less overhead than a Function.
 
 
 _raw_dots = torch.ops.learnsolve.column_dots.default
@@ -266,13 +266,13 @@ def deterministic_dots(u: Tensor, v: Tensor) -> Tensor:
     return _apply(_A, u, v)
 
 
-def scaled(a: Tensor | float, v: Tensor) -> Tensor:
+def multiply_columns(a: Tensor | float, v: Tensor) -> Tensor:
     """a o v for v (..., n, k) or (n,), and a coefficient of each column, (..., 1, k), or of all, whose
     gradient is a dot."""
-    if v.numel() < SPLIT or not isinstance(a, Tensor) or not tracked(a):
+    if v.numel() < SPLIT or not isinstance(a, Tensor) or not needs_graph(a):
         return a * v
     if v.dim() == 1:
-        return scaled(a.reshape(1, 1), v.unsqueeze(-1)).squeeze(-1) if a.numel() == 1 else a * v
+        return multiply_columns(a.reshape(1, 1), v.unsqueeze(-1)).squeeze(-1) if a.numel() == 1 else a * v
     if a.dim() > 1 and a.shape[-2] != 1:
         return a * v  # of each row
     if a.dim() < 2 or a.shape[-1] != v.shape[-1]:
@@ -285,10 +285,10 @@ def times(v: Tensor, s: Any) -> Tensor:
     if not _sums(v, s):
         return v * s
     s = s.to(torch.result_type(v, s))
-    return scaled(s.unsqueeze(-1) if s.dim() else s, v.unsqueeze(-1)).squeeze(-1)
+    return multiply_columns(s.unsqueeze(-1) if s.dim() else s, v.unsqueeze(-1)).squeeze(-1)
 
 
-def over(v: Tensor, s: float | Tensor) -> Tensor:
+def divide_columns(v: Tensor, s: float | Tensor) -> Tensor:
     """v / s, likewise: by s times ones, which keeps the bits of the quotient."""
     return v / (times(v.new_ones(()).expand(v.shape), s) if _sums(v, s) else s)
 
@@ -303,7 +303,7 @@ def spread(s: Tensor, n: int) -> Tensor:
 def _sums(v: Tensor, s: object) -> bool:
     if not isinstance(s, Tensor) or v.numel() < SPLIT or s.device != v.device:
         return False
-    return (s.dim() == 0 or s.shape[-1] == 1 < v.shape[-1]) and tracked(s)
+    return (s.dim() == 0 or s.shape[-1] == 1 < v.shape[-1]) and needs_graph(s)
 
 
 def combination(a: Tensor, v: Tensor) -> Tensor:
@@ -313,9 +313,9 @@ def combination(a: Tensor, v: Tensor) -> Tensor:
     if v.dim() == 3:
         a = a.to(v.dtype) if v.is_complex() else a
         return dispatch(_Columns, (a.squeeze(-2), v), _U, True)
-    out = scaled(a[0], v[0])
+    out = multiply_columns(a[0], v[0])
     for i in range(1, len(a)):
-        out = out + scaled(a[i], v[i])
+        out = out + multiply_columns(a[i], v[i])
     return out
 
 
@@ -457,7 +457,7 @@ def sddmm(
             f"{tuple(U.shape)} and {tuple(V.shape)}"
         )
     checks.batches("sddmm", U.shape[:-2], V.shape[:-2], "U and V")
-    return sampled(U, V, pattern)
+    return sddmm_values(U, V, pattern)
 
 
 def quadratic_form(
@@ -497,7 +497,7 @@ def quadratic_form(
     ):
         y = product(values, x, pattern, False)
         return _inner(conjugate(x), y)
-    if tracked(values, x):
+    if needs_graph(values, x):
         return _QuadraticForm.eager.apply(values, x, pattern, symmetric)[0]
     return _QuadraticForm.forward(values, x, pattern, symmetric)[0]
 
@@ -531,7 +531,7 @@ class _QuadraticForm(Operation):
             return (None,) * 4
         values, x, y = ctx.saved_tensors
         pattern = ctx.pattern
-        again = tracked(values, x, g)
+        again = needs_graph(values, x, g)
         if again:
             y = product(values, x, pattern, False)  # with a graph, since this gradient is differentiated
         need_values, need_x = ctx.needs_input_grad[:2]
@@ -541,7 +541,7 @@ class _QuadraticForm(Operation):
             once = ctx.symmetric and not again
             gx = y * (g + g) if once else g * (y + product(values, x, pattern, True))
         if need_values:
-            gv = sampled(g * x, x, pattern)
+            gv = sddmm_values(g * x, x, pattern)
         return gv, gx, None, None
 
     @staticmethod

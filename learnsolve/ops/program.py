@@ -577,7 +577,7 @@ def _record(method: Any, of_M: tuple[str, ...], symmetric: bool, dtype: torch.dt
         norm, length = new.r.dot(new.r).sqrt(), new.x.dot(new.x)
         commit = (norm < torch.inf) & (length < torch.inf) & (trouble == 0)
         stop = (norm <= level) | (norm > limit)
-        if (doubt := method.doubts(new, running)) is None:
+        if (doubt := method.is_inaccurate(new, running)) is None:
             return new, norm, commit, stop, None, None
         return new, norm, commit, stop, doubt, lambda new: method.lost(A, b, old, new)
 

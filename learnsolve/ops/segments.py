@@ -18,12 +18,12 @@ from learnsolve.ops.autograd import (
     add,
     apply_vmap,
     dispatch,
+    needs_graph,
     pullback,
     pushforward,
-    tracked,
 )
 from learnsolve.ops.indexing import drop_empty_columns
-from learnsolve.ops.products import product, sampled
+from learnsolve.ops.products import product, sddmm_values
 
 _raw_spmm = torch.ops.learnsolve.csr_spmm.default
 
@@ -69,7 +69,7 @@ def spread(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
     if x.dim() == 1:
         pattern = drop_empty_columns(pattern) if by == "row" else pattern
         ones = _ones(pattern.shape[by == "row"], x)
-        return sampled(x, ones, pattern) if by == "row" else sampled(ones, x, pattern)
+        return sddmm_values(x, ones, pattern) if by == "row" else sddmm_values(ones, x, pattern)
     return dispatch(_Spread, (x,), pattern, by == "column")
 
 
@@ -92,7 +92,7 @@ class _Sums(_Features, Multilinear):
 
     @staticmethod
     def forward(e, pattern, columns):
-        S = pattern._planned(_column_incidence if columns else _row_incidence)
+        S = pattern._plan_once(_column_incidence if columns else _row_incidence)
         y = _raw_spmm(*S._structure(False), _ones(S.nnz, e), flat(e))
         return y.reshape((*e.shape[:-2], *y.shape[-2:]))
 
@@ -108,7 +108,7 @@ class _Spread(_Features, Multilinear):
     @staticmethod
     def forward(x, pattern, columns):
         if x.is_cpu and pattern.nnz * x.shape[:-2].numel() * x.shape[-1] * x.itemsize >= LARGE:
-            S = pattern._planned(_column_incidence if columns else _row_incidence)
+            S = pattern._plan_once(_column_incidence if columns else _row_incidence)
             y = _raw_spmm(*S._structure(True), _ones(S.nnz, x), flat(x))
             return y.reshape((*x.shape[:-2], *y.shape[-2:]))
         return x.index_select(-2, pattern.col_indices if columns else pattern.row_indices)
@@ -155,20 +155,20 @@ class _SpreadOfValues(_Features, Multilinear):
 
 def sum_endpoints(ends: Tensor, pattern: SparsityPattern) -> Tensor:
     """ends[..., 2i, :] + ends[..., 2j + 1, :] for each entry (i, j): one pass instead of three."""
-    S = pattern._planned(_both_ends)
+    S = pattern._plan_once(_both_ends)
     return product(_ones(S.nnz, ends), ends, S, False)
 
 
 def sums_at_ends(e: Tensor, pattern: SparsityPattern) -> Tensor:
     """The adjoint of `sum_endpoints`: in row 2i the sum of row i, in row 2j + 1 the sum of column j."""
-    S = pattern._planned(_both_ends)
+    S = pattern._plan_once(_both_ends)
     return product(_ones(S.nnz, e), e, S, True)
 
 
 def reduce_both_ends(e: Tensor, pattern: SparsityPattern, mean: bool) -> Tensor:
     """Sums or means of row i and of column i side by side, (..., n, 2f), for a square pattern."""
-    S = pattern._planned(_both_ends)
-    values = pattern._planned(_shares_of_both).to(e.dtype) if mean else _ones(S.nnz, e)
+    S = pattern._plan_once(_both_ends)
+    values = pattern._plan_once(_shares_of_both).to(e.dtype) if mean else _ones(S.nnz, e)
     return product(values, e, S, True).reshape(*e.shape[:-2], pattern.shape[0], 2 * e.shape[-1])
 
 
@@ -178,12 +178,12 @@ def _ones(n: int, like: Tensor) -> Tensor:
 
 def _row_incidence(P: SparsityPattern) -> SparsityPattern:
     entries = torch.arange(P.nnz, dtype=P.dtype, device=P.device)
-    return SparsityPattern._trusted(P.crow_indices, entries, (P.shape[0], P.nnz))
+    return SparsityPattern._construct(P.crow_indices, entries, (P.shape[0], P.nnz))
 
 
 def _column_incidence(P: SparsityPattern) -> SparsityPattern:
     transposed, entries = P._transposition()  # entries of a column are in the order of its rows: sorted
-    return SparsityPattern._trusted(transposed.crow_indices, entries, (P.shape[1], P.nnz))
+    return SparsityPattern._construct(transposed.crow_indices, entries, (P.shape[1], P.nnz))
 
 
 def _both_ends(P: SparsityPattern) -> SparsityPattern:
@@ -191,18 +191,18 @@ def _both_ends(P: SparsityPattern) -> SparsityPattern:
     dtype = torch.int32 if narrow else torch.int64
     pairs = torch.stack((2 * P.row_indices.to(dtype), 2 * P.col_indices.to(dtype) + 1), 1).sort(1).values
     crow = torch.arange(0, 2 * P.nnz + 1, 2, dtype=dtype, device=P.device)
-    return SparsityPattern._trusted(crow, pairs.reshape(-1), (P.nnz, 2 * max(P.shape)))
+    return SparsityPattern._construct(crow, pairs.reshape(-1), (P.nnz, 2 * max(P.shape)))
 
 
 def lengths(pattern: SparsityPattern, by: str) -> Tensor:
     """The number of entries of each segment, at least 1, shape (segments, 1)."""
-    return pattern._planned(_row_lengths if by == "row" else _column_lengths)
+    return pattern._plan_once(_row_lengths if by == "row" else _column_lengths)
 
 
 def _shares_of_both(P: SparsityPattern) -> Tensor:
     """For each entry of `_both_ends` 1 / the length of its segment."""
     both = torch.cat((lengths(P, "row"), lengths(P, "column")), 1).reshape(-1)
-    return both.double().reciprocal()[P._planned(_both_ends).col_indices.long()]
+    return both.double().reciprocal()[P._plan_once(_both_ends).col_indices.long()]
 
 
 def _row_lengths(P: SparsityPattern) -> Tensor:
@@ -641,7 +641,7 @@ class _Perceptron(Operation):
     def backward(ctx, g):
         operands, (pattern,) = ctx.saved_tensors, ctx.constants
         needs = ctx.needs_input_grad[:6]
-        every = tracked(*operands, g)  # its derivatives are for all operands
+        every = needs_graph(*operands, g)  # its derivatives are for all operands
         grads = dispatch(
             _Adjoint, (*operands, g), pattern, every or needs[0], pattern is not None and (every or needs[1])
         )

@@ -20,7 +20,7 @@ from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.cache import plain_tensors, readable
 from learnsolve.matrix.checks import Matrix
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops import complex_values
 from learnsolve.ops.arithmetic import matrix_like
 from learnsolve.ops.autograd import (
@@ -73,13 +73,13 @@ def _result(A: SparsityPattern, B: SparsityPattern) -> SparsityPattern:
     shape = (A.shape[0], B.shape[1])
     if device_analysis.here(A.crow_indices):
         # Can all positions of C, with a value for each, be numbered?
-        return SparsityPattern._trusted(*_symbolic(A, B, shape[0] * shape[1] < 2**62), shape)
-    return SparsityPattern._trusted(*_analyze_product(A, B, torch.get_num_threads()), shape)
+        return SparsityPattern._construct(*_symbolic(A, B, shape[0] * shape[1] < 2**62), shape)
+    return SparsityPattern._construct(*_analyze_product(A, B, torch.get_num_threads()), shape)
 
 
 def _product_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _Plan:
     C, arrays = result_pattern(A, B, mask), _arrays(A, B)
-    c_ptr, c_idx = as_numpy(C.crow_indices), as_numpy(C.col_indices)
+    c_ptr, c_idx = to_numpy(C.crow_indices), to_numpy(C.col_indices)
     a_ptr, a_idx, b_ptr, _ = arrays
     products = _analysis.count_products(a_idx, b_ptr)
     positions, repeated, incomplete = None, None, False
@@ -94,7 +94,7 @@ def _product_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern 
 
 
 def _arrays(A: SparsityPattern, B: SparsityPattern) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for P in (A, B) for t in (P.crow_indices, P.col_indices))
+    a_ptr, a_idx, b_ptr, b_idx = (to_numpy(t) for P in (A, B) for t in (P.crow_indices, P.col_indices))
     return a_ptr, a_idx, b_ptr, b_idx
 
 
@@ -132,24 +132,24 @@ def _column_plan(
     """For the pass over the rows of B: where the products of each entry of A^T begin. `positioned`: for a
     plan with positions, which a plan made again under another limit may lack."""
     t_ptr, _, permutation, _ = A._structure(True)
-    positions = A._planned(_product_plan, B, mask).positions
-    b_ptr, perm = as_numpy(B.crow_indices), as_numpy(permutation)
+    positions = A._plan_once(_product_plan, B, mask).positions
+    b_ptr, perm = to_numpy(B.crow_indices), to_numpy(permutation)
     starts = None
     if positions is not None:
-        starts = _analysis.product_starts(as_numpy(A.col_indices), b_ptr, perm)
-        positions = as_numpy(positions)
-    blocks = _analysis.column_product_blocks(as_numpy(t_ptr), perm, b_ptr, positions, starts, _BLOCK_WEIGHT)
+        starts = _analysis.product_starts(to_numpy(A.col_indices), b_ptr, perm)
+        positions = to_numpy(positions)
+    blocks = _analysis.column_product_blocks(to_numpy(t_ptr), perm, b_ptr, positions, starts, _BLOCK_WEIGHT)
     return _ColumnPlan(None if starts is None else A._tensor(starts), A._tensor(blocks))
 
 
 def result_pattern(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> SparsityPattern:
     """The pattern of A B, or `mask`."""
-    return A._planned(_result, B) if mask is None else mask
+    return A._plan_once(_result, B) if mask is None else mask
 
 
 def _row_arguments(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
     """The arguments before the values, for operators that traverse the rows of A."""
-    C, plan, none = result_pattern(A, B, mask), A._planned(_product_plan, B, mask), A._none
+    C, plan, none = result_pattern(A, B, mask), A._plan_once(_product_plan, B, mask), A._none
     tensors = (
         *(A.crow_indices, A.col_indices, none),
         *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
@@ -160,8 +160,8 @@ def _row_arguments(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern
 
 def _column_arguments(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
     """The same for operators that traverse the columns of A."""
-    C, plan = result_pattern(A, B, mask), A._planned(_product_plan, B, mask)
-    columns, none = A._planned(_column_plan, B, mask, plan.positions is not None), A._none
+    C, plan = result_pattern(A, B, mask), A._plan_once(_product_plan, B, mask)
+    columns, none = A._plan_once(_column_plan, B, mask, plan.positions is not None), A._none
     tensors = (
         *A._structure(True)[:3],
         *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
@@ -215,7 +215,7 @@ def _multiply_on_device(wanted: int, u: Tensor, v: Tensor, shared: bool, *patter
     known = (A.crow_indices, A.col_indices, A._none)
     known += (B.crow_indices, B.col_indices, C.crow_indices, C.col_indices)
     total: Any = None
-    for segment in A._planned(_segments, B, mask, wanted) or _iterate_segments(A, B, mask, wanted):
+    for segment in A._plan_once(_segments, B, mask, wanted) or _iterate_segments(A, B, mask, wanted):
         plan = (*known, *segment)
         if wanted == PRODUCT:
             part = _raw_product(plan, False, B.shape[1], u, v, shared)
@@ -231,17 +231,17 @@ def _fuse_product(A: SparsityPattern, B: SparsityPattern, a: Tensor, b: Tensor) 
     """The values of A B, whose pattern is cached, in one pass over the products without a plan. None if this
     is not possible: the pattern is known, values have a batch axis or cannot be read, or arrays with room for
     each product would be too large."""
-    if torch.compiler.is_dynamo_compiling() or A._has_planned(_result, B):
+    if torch.compiler.is_dynamo_compiling() or A._has_plan(_result, B):
         return None
     if a.dim() > 1 or b.dim() > 1 or not (readable(a) and readable(b)):
         return None
     for P in (A, B):
-        P._check_unchanged()
+        P._check_current()
     arrays, shape = _arrays(A, B), (A.shape[0], B.shape[1])
     products = _analysis.count_products(arrays[1], arrays[2])
     if products > min(_MOST_FUSED, 16 * (A.nnz + B.nnz), _MOST[A.dtype]):
         return None
-    a_values, b_values = as_numpy(a), as_numpy(b)
+    a_values, b_values = to_numpy(a), to_numpy(b)
     c_ptr, c_idx = np.empty(len(arrays[0]), arrays[0].dtype), np.empty(products, arrays[1].dtype)
     c = np.empty(products, a_values.dtype)  # memory that is never written costs nothing
     if not _library.spgemm_fused(
@@ -251,8 +251,8 @@ def _fuse_product(A: SparsityPattern, B: SparsityPattern, a: Tensor, b: Tensor) 
     for t in (c_idx, c):
         t.resize(int(c_ptr[-1]), refcheck=False)  # in place
     with plain_tensors():
-        C = SparsityPattern._trusted(torch.from_numpy(c_ptr), torch.from_numpy(c_idx), shape)
-    A._keep_planned(C, _result, B)
+        C = SparsityPattern._construct(torch.from_numpy(c_ptr), torch.from_numpy(c_idx), shape)
+    A._keep_plan(C, _result, B)
     return torch.from_numpy(c)
 
 
@@ -444,11 +444,11 @@ def local_solve(K: CSR, G: CSR) -> CSR:
 def _local_plan(K: SparsityPattern, S: SparsityPattern) -> tuple[Group, ...]:
     """4 s^2 bytes for a column with s entries."""
     n = S.shape[1]
-    key = as_numpy(K.row_indices).astype(np.int64) * n + as_numpy(K.col_indices)
+    key = to_numpy(K.row_indices).astype(np.int64) * n + to_numpy(K.col_indices)
     key = np.append(key, np.iinfo(np.int64).max)
     narrow = np.int32 if K.nnz < np.iinfo(np.int32).max else np.int64
     starts, rows, places = (
-        as_numpy(t).astype(np.int64) for t in (S.T.crow_indices, S.T.col_indices, S.transpose_permutation)
+        to_numpy(t).astype(np.int64) for t in (S.T.crow_indices, S.T.col_indices, S.transpose_permutation)
     )
     sizes = np.diff(starts)
     groups = []
@@ -475,7 +475,7 @@ def _solve_local(values: Tensor, g: Tensor, K: SparsityPattern, S: SparsityPatte
     values = torch.cat((values, values.new_zeros((*lead, 1))), -1)
     y = torch.empty_like(g, memory_format=torch.contiguous_format)
     bad: list[int] = []
-    for group in K._planned(_local_plan, S):
+    for group in K._plan_once(_local_plan, S):
         s = group.entries.shape[1]
         step = max(1, _CHUNK // (s**2 * max(lead.numel(), 1)))
         for i in range(0, len(group.columns), step):

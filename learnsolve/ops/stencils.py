@@ -324,7 +324,7 @@ def _plan(
     pattern = _patterns.get(key)
     if pattern is None:
         pattern = _patterns[key] = _pattern(where, grid, device)
-    return pattern, pattern._planned(_gather, where.offsets, where.periodic, grid, constant)[0]
+    return pattern, pattern._plan_once(_gather, where.offsets, where.periodic, grid, constant)[0]
 
 
 def stencil_entries(
@@ -373,7 +373,9 @@ def _pattern(where: Neighbors, grid: tuple[int, ...], device: torch.device) -> S
     first, n = first_of_each(i, j), math.prod(grid)
     crow = np.searchsorted(i[first], np.arange(n + 1))
     largest = max(n, len(first))
-    return SparsityPattern._trusted(_index(crow, largest, device), _index(j[first], largest, device), (n, n))
+    return SparsityPattern._construct(
+        _index(crow, largest, device), _index(j[first], largest, device), (n, n)
+    )
 
 
 def _gather(
@@ -390,7 +392,7 @@ def _gather(
     crow = np.append(first_of_each(i, j), len(i))
     largest = max(len(i), sources)
     return (
-        SparsityPattern._trusted(
+        SparsityPattern._construct(
             _index(crow, largest, pattern.device),
             _index(source, largest, pattern.device),
             (pattern.nnz, sources),

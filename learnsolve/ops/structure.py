@@ -14,12 +14,12 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.cache import numbers, plain_tensors
 from learnsolve.matrix.checks import AnyMatrix, Matrix, RealSquareMatrix, like
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops import complex_values
 from learnsolve.ops.arithmetic import plain_values
-from learnsolve.ops.autograd import OfLastAxes, dispatch, tracked
+from learnsolve.ops.autograd import OfLastAxes, dispatch, needs_graph
 from learnsolve.ops.indexing import drop_empty_columns
-from learnsolve.ops.products import product, sampled, total
+from learnsolve.ops.products import product, sddmm_values, total
 from learnsolve.ops.sweeps import residual_norm
 
 # Entries count as equal up to 512 eps sqrt(m_i m_j), with m_i the largest modulus in row and column i: an
@@ -56,12 +56,12 @@ def _test_symmetry(v: Tensor, P: SparsityPattern) -> bool | None:
     if P.shape[0] != P.shape[1]:
         return False
     with plain_tensors(), torch.no_grad():
-        arrays = as_numpy(P.crow_indices), as_numpy(P.col_indices), as_numpy(v.contiguous())
+        arrays = to_numpy(P.crow_indices), to_numpy(P.col_indices), to_numpy(v.contiguous())
     return (False, None, True)[_analysis.symmetry_of(*arrays)]
 
 
 def symmetric_pattern(P: SparsityPattern) -> bool:
-    return P._planned(_symmetric_pattern)[0]
+    return P._plan_once(_symmetric_pattern)[0]
 
 
 def symmetric_blocks(B: Tensor) -> bool:
@@ -88,7 +88,7 @@ def _symmetric_pattern(P: SparsityPattern) -> tuple[bool]:
     if P.shape[0] != P.shape[1]:
         return (False,)
     pairs = ((P.crow_indices, P.T.crow_indices), (P.col_indices, P.T.col_indices))
-    return (all((as_numpy(a) == as_numpy(b)).all() for a, b in pairs),)
+    return (all((to_numpy(a) == to_numpy(b)).all() for a, b in pairs),)
 
 
 def transpose(A: AnyMatrix) -> CSR:
@@ -216,7 +216,7 @@ def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
     ones = torch.ones(P.shape[1 - side], dtype=d.dtype, device=d.device)
     if d.dim() > 1:
         d, ones = d.unsqueeze(-1), ones.unsqueeze(-1)
-    spread = sampled(d, ones, P) if side == 0 else sampled(ones, d, P)
+    spread = sddmm_values(d, ones, P) if side == 0 else sddmm_values(ones, d, P)
     return A.with_values(A.values * spread)
 
 
@@ -238,7 +238,7 @@ def diagonal(A: AnyMatrix, k: Offset = 0) -> Tensor:
     >>> ls.ops.diagonal(ls.problems.poisson((3,)), 1)
     tensor([-1., -1.], dtype=torch.float64)
     """
-    at = A.pattern.diagonal_positions if k == 0 else A.pattern._planned(_plan_diagonal, k)
+    at = A.pattern.diagonal_positions if k == 0 else A.pattern._plan_once(_plan_diagonal, k)
     if A.nnz == 0:
         return A.values.sum(-1, keepdim=True).expand(A.batch_shape + at.shape)  # zeros with a graph
     if k == 0 and not torch.compiler.is_dynamo_compiling() and A.pattern._missing_diagonal < 0:
@@ -250,8 +250,8 @@ def _plan_diagonal(P: SparsityPattern, k: int) -> Tensor:
     rows, columns = P.shape
     first = max(0, -k)
     at = np.full(max(0, min(rows - first, columns - max(0, k))), -1, dtype=np.int64)
-    i = as_numpy(P.row_indices).astype(np.int64)
-    here = np.flatnonzero(as_numpy(P.col_indices) == i + k)
+    i = to_numpy(P.row_indices).astype(np.int64)
+    here = np.flatnonzero(to_numpy(P.col_indices) == i + k)
     at[i[here] - first] = here
     return P._tensor(at).to(P.dtype)
 
@@ -301,17 +301,17 @@ def inverse_diagonal(A: AnyMatrix) -> Tensor:
     >>> ls.ops.inverse_diagonal(ls.problems.poisson((2,)))
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    return shared_inverse_diagonal(A, "inverse_diagonal").clone()
+    return reuse_inverse_diagonal(A, "inverse_diagonal").clone()
 
 
-def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
+def reuse_inverse_diagonal(A: CSR, function: str) -> Tensor:
     """`inverse_diagonal` for solvers. Do not modify the result.
 
     It is cached with A and reused while the diagonal has the same values. Versions do not suffice, because
     fused optimizers and ``.data`` change values without a new version. Not cached for values on a device:
     other streams would have to wait for it, and a graph would hold it indefinitely."""
     values, traced = A.values, torch.compiler.is_dynamo_compiling()
-    keeps = not traced and values.is_cpu and not tracked(values)
+    keeps = not traced and values.is_cpu and not needs_graph(values)
     kept = getattr(A, "_inverse_diagonal", None) if keeps else None
     if kept is not None and kept[0].dtype == values.dtype:
         d = values.index_select(-1, A.pattern.diagonal_positions)
@@ -398,7 +398,7 @@ def scale_symmetric(name: str, A: CSR, by: str) -> CSR:
             )
     s = d.rsqrt()
     s = s.unsqueeze(-1) if s.dim() > 1 else s
-    return A.with_values(A.values * sampled(s, s, A.pattern))
+    return A.with_values(A.values * sddmm_values(s, s, A.pattern))
 
 
 def norm(A: Matrix, ord: float | str | None = None, dim: Literal[0, 1, -1, -2] | None = None) -> Tensor:
@@ -431,7 +431,7 @@ def norm(A: Matrix, ord: float | str | None = None, dim: Literal[0, 1, -1, -2] |
     >>> ls.ops.norm(A), ls.ops.norm(A, 1, dim=1)
     (tensor(4., dtype=torch.float64), tensor([3., 4., 3.], dtype=torch.float64))
     """
-    checks.one_of("norm", "ord", ord, (None, "fro", 1, float("inf")) if dim is None else (None, 2, 1))
+    checks.check_choice("norm", "ord", ord, (None, "fro", 1, float("inf")) if dim is None else (None, 2, 1))
     if dim is None:
         if ord in (None, "fro"):
             return residual_norm(A.values, -1)

@@ -17,8 +17,8 @@ from torch import Tensor
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops import complex_values
-from learnsolve.ops.autograd import Operation, apply_vmap, distinct, pullback, pushforward, tracked
-from learnsolve.ops.products import dots, product, scaled
+from learnsolve.ops.autograd import Operation, apply_vmap, distinct, needs_graph, pullback, pushforward
+from learnsolve.ops.products import dots, multiply_columns, product
 
 # Python handles an interrupt only between calls, so a long call is split into several.
 
@@ -248,9 +248,9 @@ def residual_norm(r: Tensor, dim: int, keepdim: bool = False) -> Tensor:
     return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
 
 
-def with_momentum(y: Tensor, momentum: Tensor | float | None, x: Tensor, before: Tensor) -> Tensor:
+def add_momentum(y: Tensor, momentum: Tensor | float | None, x: Tensor, before: Tensor) -> Tensor:
     """y + momentum (x - before)"""
-    return y if momentum is None else y + scaled(momentum, x - before)
+    return y if momentum is None else y + multiply_columns(momentum, x - before)
 
 
 def stationary_steps(
@@ -286,12 +286,12 @@ def stationary_steps(
         z = r if M is None else M(r) if callable(M) else M[number](r)
         if scale is not None:
             s = scale[..., number if scale.shape[-2] > 1 else 0, :]
-            z = scaled(s if b.dim() == 1 else s.unsqueeze(-1), z)
+            z = multiply_columns(s if b.dim() == 1 else s.unsqueeze(-1), z)
         m = None
         if momentum is not None:
             m = momentum[..., number if momentum.shape[-1] > 1 else 0]
             m = m.unsqueeze(-1).unsqueeze(-1) if m.dim() else m
-        x, before, r = x + with_momentum(z, m, x, before), x, None
+        x, before, r = x + add_momentum(z, m, x, before), x, None
     return x, before, torch.cat(norms, axis) if norms else b.new_empty(b.narrow(axis, 0, 0).shape)
 
 
@@ -346,7 +346,7 @@ def richardson_sweeps(
         for t in (values, scale, m, b, x0):
             learns = learns or t.requires_grad
         return _Richardson.traced.apply(*distinct(values, scale, m, b, x0), *constants, learns)[:2]
-    if tracked(values, scale, m, b, x0):
+    if needs_graph(values, scale, m, b, x0):
         return _Richardson.eager.apply(values, scale, m, b, x0, *constants, True)[:2]
     if iterations < _APART or values.dim() > 1 or b.dim() != 2 or not separate(b):
         return forward_sweeps(values, scale, m, b, x0, *constants, False)[:2]  # type: ignore[return-value]
@@ -413,7 +413,7 @@ class _Richardson(Operation):
             gx = torch.zeros_like(b)
         needs = ctx.needs_input_grad[:5]
         fixed = (ctx.pattern, ctx.iterations, ctx.checkpointed)
-        if not torch.compiler.is_dynamo_compiling() and tracked(*operands, gx):
+        if not torch.compiler.is_dynamo_compiling() and needs_graph(*operands, gx):
             gnorms = torch.zeros_like(norms) if gnorms is None else gnorms
             grads = _RichardsonAdjoint.eager.apply(*operands, gx, gnorms, norms, fixed, *saved)
         else:

@@ -27,7 +27,7 @@ from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.checks import AnyMatrix
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops import complex_values
 from learnsolve.ops.arithmetic import plain_values
 from learnsolve.ops.autograd import LinearSolve, Operation, add, apply_vmap, dispatch, one_batch_axis
@@ -35,11 +35,11 @@ from learnsolve.ops.indexing import (
     Selection,
     SortedPattern,
     apply_selection,
+    construct_pattern,
     reorder_values,
     sort_by_row,
-    trusted,
 )
-from learnsolve.ops.products import _product, _values_gradient, sampled
+from learnsolve.ops.products import _product, _values_gradient, sddmm_values
 
 
 def tril(A: AnyMatrix, k: Offset = 0) -> CSR:
@@ -89,7 +89,7 @@ def triu(A: AnyMatrix, k: Offset = 0) -> CSR:
     return apply_selection(A, _selection(A.pattern, "upper", k))
 
 
-def triangle_of(P: SparsityPattern, side: str) -> SparsityPattern:
+def triangle_pattern(P: SparsityPattern, side: str) -> SparsityPattern:
     """The pattern of `tril` or `triu`, side "lower" or "upper": one object for all callers, so that its plans
     are computed once. P itself if all its entries are there."""
     return _selection(P, side, 0).pattern or P
@@ -97,15 +97,15 @@ def triangle_of(P: SparsityPattern, side: str) -> SparsityPattern:
 
 def _selection(P: SparsityPattern, side: str, k: int) -> Selection:
     # With k = 0 the plan is kept as long as P, regardless of plan_cache_bytes.
-    return P._planned(_plan_triangle, side, k) if k else P._planned(_plan_triangle, side)
+    return P._plan_once(_plan_triangle, side, k) if k else P._plan_once(_plan_triangle, side)
 
 
 def _plan_triangle(P: SparsityPattern, side: str, k: int = 0) -> Selection:
-    part = _analysis.triangle(as_numpy(P.crow_indices), as_numpy(P.col_indices), None, side == "upper", k)
+    part = _analysis.triangle(to_numpy(P.crow_indices), to_numpy(P.col_indices), None, side == "upper", k)
     if part is None:
         return Selection(None, None)
     crow, col, at = part
-    return Selection(trusted(P, crow, col, P.shape), P._tensor(at.astype(crow.dtype, copy=False)))
+    return Selection(construct_pattern(P, crow, col, P.shape), P._tensor(at.astype(crow.dtype, copy=False)))
 
 
 # The real form of a complex matrix with real and imaginary parts interleaved: each entry a + i b becomes
@@ -115,7 +115,7 @@ def _plan_triangle(P: SparsityPattern, side: str, k: int = 0) -> Selection:
 
 def interleave(values: Tensor, P: SparsityPattern) -> tuple[Tensor, SparsityPattern]:
     """Values (..., 4 nnz) and the pattern, (2 m, 2 n), of the real form; planned once, differentiable."""
-    plan = P._planned(_plan)
+    plan = P._plan_once(_plan)
     re, im = complex_values.parts(values).unbind(-1)
     upper, lower = torch.stack((re, -im), -1), torch.stack((im, re), -1)
     return reorder_values(torch.cat((upper.flatten(-2), lower.flatten(-2)), -1), plan), plan.pattern
@@ -126,11 +126,11 @@ def real_matrix(A: CSR) -> CSR:
 
 
 def real_pattern(P: SparsityPattern) -> SparsityPattern:
-    return P._planned(_plan).pattern
+    return P._plan_once(_plan).pattern
 
 
 def _plan(P: SparsityPattern) -> SortedPattern:
-    rows, columns = (2 * np.repeat(as_numpy(t).astype(np.int64), 2) for t in (P.row_indices, P.col_indices))
+    rows, columns = (2 * np.repeat(to_numpy(t).astype(np.int64), 2) for t in (P.row_indices, P.col_indices))
     columns[1::2] += 1
     return sort_by_row(
         P, np.concatenate((rows, rows + 1)), np.tile(columns, 2), (2 * P.shape[0], 2 * P.shape[1])
@@ -192,7 +192,7 @@ class _Mask(NamedTuple):
 def _schedule(pattern: SparsityPattern, lower: bool) -> _Schedule:
     """Rows by level, if levels are wide: in reverse order for the transpose of the lower triangle and for the
     upper triangle itself."""
-    ptr, idx = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
+    ptr, idx = to_numpy(pattern.crow_indices), to_numpy(pattern.col_indices)
     order, levels = _analysis.level_schedule(ptr, idx, not lower)
     if device_analysis.here(pattern.crow_indices):
         # On the host: the level of a row depends on the levels of the rows before it.
@@ -207,7 +207,7 @@ def _schedule(pattern: SparsityPattern, lower: bool) -> _Schedule:
 def _solve_plan(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool) -> _Triangle:
     upper = lower == transpose
     crow, col, perm, _ = pattern._structure(transpose)
-    ptr, idx, at = as_numpy(crow), as_numpy(col), as_numpy(perm) if len(perm) else None
+    ptr, idx, at = to_numpy(crow), to_numpy(col), to_numpy(perm) if len(perm) else None
     diagonal = (1 if upper else -1) if unit else 0
     part = _analysis.triangle(ptr, idx, at, upper, diagonal)
     if part is not None:
@@ -217,12 +217,12 @@ def _solve_plan(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bo
         if _uses_scan(ptr, idx, unit):
             scan = torch.zeros(1, dtype=torch.int64, device="cpu")
             return _Triangle((crow, col, perm, col[:0], col[:0], scan), upper, unit)
-        order, bounds = pattern._planned(_schedule, lower)
-        table, plan = _sweep(ptr, as_numpy(bounds), upper)
+        order, bounds = pattern._plan_once(_schedule, lower)
+        table, plan = _sweep(ptr, to_numpy(bounds), upper)
         blocks, on_host = pattern._tensor(table.astype(ptr.dtype)), torch.tensor(plan, device="cpu")
         return _Triangle((crow, col, perm, blocks, order, on_host), upper, unit)
     blocks = pattern._tensor(_analysis.triangle_blocks(ptr, idx, at))
-    schedule = pattern._planned(_schedule, lower)
+    schedule = pattern._plan_once(_schedule, lower)
     return _Triangle((crow, col, perm, blocks, *schedule), upper, unit)
 
 
@@ -270,18 +270,18 @@ def _mask(pattern: SparsityPattern, lower: bool, unit: bool) -> _Mask:
 
 
 def _system(pattern: SparsityPattern, side: Side) -> _Triangle:
-    return pattern._planned(_solve_plan, side.lower, side.unit, side.transpose)
+    return pattern._plan_once(_solve_plan, side.lower, side.unit, side.transpose)
 
 
 def _adjoint_system(pattern: SparsityPattern, side: Side) -> tuple:
     """Arguments of the raw backward: T^T, and the entries by rows of the matrix."""
-    rows = pattern._planned(_rows, side.lower, side.unit)
+    rows = pattern._plan_once(_rows, side.lower, side.unit)
     return (*_system(pattern, side.adjoint), rows.structure, side.transpose)
 
 
 def _only_read(t: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
     """Entries `t` of the pattern, with zeros where the solve does not read."""
-    read = pattern._planned(_mask, side.lower, side.unit).read
+    read = pattern._plan_once(_mask, side.lower, side.unit).read
     return t if read is None else torch.where(read, t, 0)
 
 
@@ -310,7 +310,7 @@ def _complex_solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Si
     if not side.unit:
         inverse = _inverse(diagonal.index_select(-1, pattern.diagonal_positions)).unsqueeze(-1)
         ones = torch.ones(pattern.shape[1], 1, dtype=values.dtype, device=values.device)
-        values = values * sampled(inverse, ones, pattern)
+        values = values * sddmm_values(inverse, ones, pattern)
         b = b if side.transpose else inverse * b
     # The transpose of the real form belongs to T^H: T^T x = b is T^H conj(x) = conj(b).
     b = conjugate(b) if side.transpose else b

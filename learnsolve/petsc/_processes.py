@@ -99,7 +99,7 @@ def _end_all(kind: Any, error: BaseException, trace: Any) -> None:
     os._exit(1)
 
 
-def option_used(name: str) -> bool:
+def was_option_read(name: str) -> bool:
     """Whether PETSc has read this option of the database. petsc4py has this call from 3.19 on. Before,
     the library that petsc4py is linked to is called directly."""
     PETSc = engine()
@@ -140,7 +140,7 @@ class Processes:
         self.rank, self.size = comm.rank, comm.size
         self._gathers: dict[int, tuple[Any, Any, Any]] = {}
 
-    def gathered(self, t: Tensor) -> Tensor:
+    def gather(self, t: Tensor) -> Tensor:
         """Every process's t, (processes, *t.shape), float64, by one scatter of PETSc (an MPI_Allgather)."""
         t, count = t.detach(), t.numel()
         if self.size == 1 or count == 0:
@@ -163,7 +163,7 @@ class Processes:
                 each.destroy()
         return found
 
-    def concatenated(self, t: Tensor) -> Tensor:
+    def concatenate(self, t: Tensor) -> Tensor:
         """The vectors of all processes, of any lengths, concatenated."""
         if self.size == 1:
             return t.detach().clone()
@@ -190,7 +190,7 @@ class Processes:
         return self.copies(self.sum(t))
 
     def largest(self, t: Tensor) -> Tensor:
-        return self.gathered(t).amax(0)
+        return self.gather(t).amax(0)
 
 
 @cache
@@ -209,7 +209,7 @@ class Linear(Nestable):
 class _Sum(Linear):
     @staticmethod
     def forward(t, processes):
-        return processes.gathered(t).sum(0)
+        return processes.gather(t).sum(0)
 
     @staticmethod
     def backward(ctx, g):  # type: ignore[override]
@@ -287,7 +287,7 @@ class Rows:
         except (TypeError, ValueError):
             raise TypeError(f"{function}: {name} must be two integers (lo, hi), got {row_range!r}") from None
         self.lo, self.hi, self.rows, self.count = lo, hi, n, hi - lo
-        ranges = processes().gathered(torch.tensor([lo, hi, n], dtype=torch.float64)).long()
+        ranges = processes().gather(torch.tensor([lo, hi, n], dtype=torch.float64)).long()
         starts, ends = ranges[:, 0].tolist(), ranges[:, 1].tolist()
         good = starts == [0, *ends[:-1]] and ends[-1] == n and all(map(operator.le, starts, ends))
         if not good or len(set(ranges[:, 2].tolist())) > 1:

@@ -81,7 +81,7 @@ class Checkpoint:
 # and computes in PETSc's vectors, or in tensors on their memory.
 
 
-def tensor_on(array: np.ndarray) -> Tensor:
+def wrap_array(array: np.ndarray) -> Tensor:
     """A tensor on the memory of an array of PETSc's, which may be read-only, unlike torch tensors."""
     if array.size == 0:
         return torch.zeros(0, dtype=torch.float64)
@@ -218,10 +218,10 @@ class BlockForm(Form):
         if self.M is None:
             return
         M = self.M.T if transpose else self.M
-        tensor_on(y.array_w).copy_(M(tensor_on(x.array_r)))
+        wrap_array(y.array_w).copy_(M(wrap_array(x.array_r)))
 
 
-def distributed(rows: CSR, like: Any) -> Any:
+def create_matrix(rows: CSR, like: Any) -> Any:
     """A Mat of the local rows, with the size and processes of another, which may be this process only."""
     PETSc = engine()
     crow, col = (t.numpy().astype(PETSc.IntType) for t in (rows.crow_indices, rows.col_indices))
@@ -346,17 +346,17 @@ class LearnedPC:
         if parts == {"weight"}:
             (name,) = names
             _check_rows(file, name, n)
-            return Sweeps(mat, _mapped(file, name, lo, hi).unsqueeze(0)), "Jacobi"
+            return Sweeps(mat, _read_parameter(file, name, lo, hi).unsqueeze(0)), "Jacobi"
         if parts in ({"coefficients"}, {"coefficients", "interval"}):
             (name,) = (name for name in names if name.startswith("coefficients"))
             interval = file.whole("interval.values") if "interval" in parts else None
-            return _polynomial(mat, _mapped(file, name), interval), "Polynomial"
+            return _polynomial(mat, _read_parameter(file, name), interval), "Polynomial"
         if "L.crow_indices" in names:
             _check_rows(file, "L.crow_indices", n + 1)
             if _is_product(file):
                 crow, col, values = _rows(file, "L.", lo, hi)
                 L = CSR(values, SparsityPattern(crow, col, (hi - lo, n)))
-                return ProductForm(distributed(L, mat)), "product L L^T"
+                return ProductForm(create_matrix(L, mat)), "product L L^T"
             return BlockForm(mat, lambda _: self._factors(file, lo, hi)), "factors, block Jacobi"
         if parts and parts <= {"prolongations", "restrictions", "weights"}:
             return BlockForm(mat, lambda A: self._amg(A, file)), "AMG, block Jacobi"
@@ -405,7 +405,7 @@ def _how(name: str) -> Any:
     return next((how for how, prefix in PREFIX.items() if prefix and last.startswith(prefix)), None)
 
 
-def _mapped(file: Checkpoint, name: str, lo: int = 0, hi: int | None = None) -> Tensor:
+def _read_parameter(file: Checkpoint, name: str, lo: int = 0, hi: int | None = None) -> Tensor:
     """The values that the parameter represents."""
     raw = file.part(name, lo, file.shapes[name][0] if hi is None else hi)
     return positive(raw.double(), _how(name))
@@ -419,7 +419,7 @@ def _rows(file: Checkpoint, prefix: str, lo: int, hi: int) -> tuple[Tensor, Tens
     on = torch.repeat_interleave(torch.arange(lo, hi), crow.diff()) == col  # one per row, stored separately
     (diagonal,) = (key for key in ("log_diagonal", "raw_diagonal") if prefix + key in file)
     values = torch.empty(len(col), dtype=torch.float64)
-    values[on] = _mapped(file, prefix + diagonal, lo, hi)
+    values[on] = _read_parameter(file, prefix + diagonal, lo, hi)
     if f"{prefix}sign" in file:
         values[on] *= file.part(f"{prefix}sign", lo, hi)
     before = first - lo

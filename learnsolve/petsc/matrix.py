@@ -15,9 +15,9 @@ from torch import Tensor
 from learnsolve.arguments import Index, instance
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops.operators import LinearOperator
-from learnsolve.ops.products import dots, product, sampled
+from learnsolve.ops.products import dots, product, sddmm_values
 from learnsolve.petsc._processes import Linear, Local, Rows, check_dtype, engine, processes, share
 
 _KEPT = 4  # the number of column counts with cached scatters
@@ -163,7 +163,7 @@ def _binary(path: Path, index: np.dtype) -> tuple[CSR, tuple[int, int]]:
         return np.fromfile(path, dtype, count, offset=offset + first * np.dtype(dtype).itemsize)
 
     lengths = part(index, at, lo, hi - lo).astype(np.int64)
-    counts = p.gathered(torch.tensor([float(lengths.sum())])).flatten()
+    counts = p.gather(torch.tensor([float(lengths.sum())])).flatten()
     if int(counts.sum()) != entries:
         _fail(path, f"is damaged: its rows have {int(counts.sum())} entries, not {entries}")
     first, own = int(counts[: p.rank].sum()), int(lengths.sum())
@@ -185,7 +185,7 @@ class _Header(NamedTuple):
 def _matrix_market(path: Path) -> tuple[CSR, tuple[int, int]]:
     header = _header(path)
     i, j, v = _entries(path, header)
-    total = int(processes().gathered(torch.tensor([float(len(i))])).sum())
+    total = int(processes().gather(torch.tensor([float(len(i))])).sum())
     if total != header.entries:
         _fail(path, f"has {total} entries, and its size line says {header.entries}")
     outside = (np.minimum(i, j) < 0) | (np.maximum(i, j) >= header.rows)
@@ -259,7 +259,7 @@ def _sent(i: np.ndarray, j: np.ndarray, v: np.ndarray, n: int) -> tuple[np.ndarr
     owner = np.searchsorted(starts, i, side="right")
     order = np.argsort(owner, kind="stable")
     counts = torch.from_numpy(np.bincount(owner, minlength=p.size).astype(float))
-    table = p.gathered(counts).numpy().astype(np.int64)  # (from, to)
+    table = p.gather(counts).numpy().astype(np.int64)  # (from, to)
     begin = np.concatenate(([0], table.sum(1).cumsum()))[:-1] + table[:, : p.rank].sum(1)
     wanted = np.concatenate([np.arange(b, b + c) for b, c in zip(begin, table[:, p.rank], strict=True)])
     # Three values per entry, exact in float64.
@@ -440,7 +440,7 @@ class Matrix:
         """The processes, for the loops (ops/across.py)."""
         return self._structure.rows
 
-    def as_operator(self, function: str, b: Tensor, square: bool = True) -> Any:
+    def to_operator(self, function: str, b: Tensor, square: bool = True) -> Any:
 
         check_dtype(function, "b", b)
         if self.shape[0] != self.shape[1] or self._structure.rows is not self._structure.columns:
@@ -469,23 +469,23 @@ class Matrix:
 
     def to_scipy(self) -> scipy.sparse.csr_array:
         """The whole matrix in every process, detached from the autograd graph, for small matrices."""
-        parts, total = processes(), int(processes().gathered(torch.tensor([float(self.nnz)])).sum())
+        parts, total = processes(), int(processes().gather(torch.tensor([float(self.nnz)])).sum())
         if total > LIMIT:
             raise ValueError(
                 f"petsc.Matrix.to_scipy: gathers at most {LIMIT} entries in every process, got {total}"
             )
-        lengths = parts.concatenated(self.pattern.crow_indices.diff().double())
-        columns = parts.concatenated(self.pattern.col_indices.double()).numpy().astype(np.int64)
+        lengths = parts.concatenate(self.pattern.crow_indices.diff().double())
+        columns = parts.concatenate(self.pattern.col_indices.double()).numpy().astype(np.int64)
         crow = np.concatenate(([0], lengths.numpy().astype(np.int64).cumsum()))
         return scipy.sparse.csr_array(
-            (parts.concatenated(self.values).numpy(), columns, crow), shape=self.shape
+            (parts.concatenate(self.values).numpy(), columns, crow), shape=self.shape
         )
 
     def to_petsc(self) -> Any:
         """A petsc4py Mat of type aij with a copy of the values. The caller destroys it."""
         S, PETSc = self._structure, engine()
         crow, col = (
-            as_numpy(t).astype(PETSc.IntType) for t in (self.pattern.crow_indices, self.pattern.col_indices)
+            to_numpy(t).astype(PETSc.IntType) for t in (self.pattern.crow_indices, self.pattern.col_indices)
         )
         size = (S.rows.count, S.rows.rows), (S.columns.count, S.columns.rows)
         mat = PETSc.Mat().createAIJ(
@@ -519,7 +519,7 @@ class Structure:
 
     def __init__(self, pattern: SparsityPattern, rows: Rows, columns: Rows):
         self.pattern, self.rows, self.columns = pattern, rows, columns
-        col = as_numpy(pattern.col_indices)
+        col = to_numpy(pattern.col_indices)
         lo, hi = columns.lo, columns.hi
         halo = np.unique(col[(col < lo) | (col >= hi)])
         self.halo = Halo(columns, halo)
@@ -531,24 +531,24 @@ class Structure:
             np.searchsorted(halo, col),
             np.where(col < hi, col - (lo - self.before), columns.count + np.searchsorted(halo, col)),
         )
-        self.local = SparsityPattern._trusted(
+        self.local = SparsityPattern._construct(
             pattern.crow_indices, torch.from_numpy(local).to(pattern.dtype), (rows.count, width)
         )
 
     def product(self, values: Tensor, x: Tensor, transpose: bool) -> Tensor:
         if transpose:
-            return self.contracted(product(values, x, self.local, True))
-        return product(values, self.extended(x), self.local, False)
+            return self.add_halo(product(values, x, self.local, True))
+        return product(values, self.append_halo(x), self.local, False)
 
-    def extended(self, x: Tensor) -> Tensor:
+    def append_halo(self, x: Tensor) -> Tensor:
         if processes().size == 1:
             return x
         halo = self.halo.fetch(x if x.dim() == 2 else x.unsqueeze(-1))
         halo = halo if x.dim() == 2 else halo.squeeze(-1)
         return torch.cat((halo[: self.before], x, halo[self.before :]))
 
-    def contracted(self, y: Tensor) -> Tensor:
-        """The adjoint of `extended`."""
+    def add_halo(self, y: Tensor) -> Tensor:
+        """The adjoint of `append_halo`."""
         if processes().size == 1:
             return y
         before, own, behind = y.split((self.before, self.columns.count, len(self.halo.columns) - self.before))
@@ -591,7 +591,7 @@ class Operator(LinearOperator):
     def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
         u, w = (x, y) if self.transpose else (y, x)
         structure = self.A._structure
-        return (sampled(u, structure.extended(w), structure.local),)
+        return (sddmm_values(u, structure.append_halo(w), structure.local),)
 
     def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
         assert tangents[0] is not None

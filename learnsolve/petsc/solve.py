@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from learnsolve.arguments import Index, NotNegative
-from learnsolve.ops.autograd import tracked
-from learnsolve.petsc._processes import Local, engine, option_used
+from learnsolve.ops.autograd import needs_graph
+from learnsolve.petsc._processes import Local, engine, was_option_read
 from learnsolve.petsc.matrix import MatrixOfSolve, Operator
 from learnsolve.solvers.core.gradient import Implicit
 from learnsolve.solvers.core.loop import report as report_failure
@@ -61,7 +61,7 @@ _STATUS = {
 _REFUSED = {56, 60, 62, 63, 75, 86, 92}
 
 
-class Ended(NamedTuple):
+class ColumnResult(NamedTuple):
     """The result of a column: norms, from ||b - A x0|| to the true last one, and the code of its Status."""
 
     norms: list[float]
@@ -99,14 +99,14 @@ class System:
     def _set_up(self, function: str, method: str, M: Any, options: dict) -> None:
         PETSc, ksp = engine(), self.ksp
         ksp.setOperators(self.mat)
-        _typed(function, "method", ksp.setType, method)
+        _set_type(function, "method", ksp.setType, method)
         if method in _RIGHT:
             ksp.setPCSide(PETSc.PC.Side.RIGHT)
         if method not in _OF_PRECONDITIONED:
             ksp.setNormType(PETSc.KSP.NormType.UNPRECONDITIONED)
         pc = ksp.getPC()
         if M is None or isinstance(M, str):
-            _typed(function, "M", pc.setType, M or "none")
+            _set_type(function, "M", pc.setType, M or "none")
         else:
             pc.setType("python")
             pc.setPythonContext(M)
@@ -120,7 +120,7 @@ class System:
             ksp.setUp()
             ksp.setUpOnBlocks()
             for key in options:
-                if not option_used(prefix + key.removeprefix("-")):
+                if not was_option_read(prefix + key.removeprefix("-")):
                     raise ValueError(
                         f"{function}: PETSc has not used options[{key!r}] for method {method!r} and this M. "
                         "Correct its name, or remove it"
@@ -140,10 +140,10 @@ class System:
             for key in options:
                 database.delValue(prefix + key.removeprefix("-"))
 
-    def solve(self, b: Tensor, x: Tensor, guess: bool, transpose: bool, derivative: bool) -> Ended:
+    def solve(self, b: Tensor, x: Tensor, guess: bool, transpose: bool, derivative: bool) -> ColumnResult:
         """Solve for one column: x, the guess or zeros, becomes the solution. Derivatives have no atol."""
         if transpose and not self.symmetric and self._assembles_transpose():
-            return self._transposed().solve(b, x, guess, False, derivative)
+            return self._transpose().solve(b, x, guess, False, derivative)
         self.b.placeArray(b.numpy())
         self.x.placeArray(x.numpy())
         try:
@@ -152,17 +152,17 @@ class System:
             self.b.resetArray()
             self.x.resetArray()
 
-    def _solve(self, guess: bool, transpose: bool, atol: float) -> Ended:
+    def _solve(self, guess: bool, transpose: bool, atol: float) -> ColumnResult:
         ksp, length = self.ksp, self.b.norm()
         if length == 0:  # the solution is zero for every guess
             self.x.set(0.0)
-            return Ended([0.0], CODE[Status.CONVERGED])
+            return ColumnResult([0.0], CODE[Status.CONVERGED])
         target = max(self.rtol * length, atol)
         norms = [self._true_norm(transpose) if guess else length]
         if not math.isfinite(norms[0]):
-            return Ended(norms, CODE[Status.NON_FINITE])
+            return ColumnResult(norms, CODE[Status.NON_FINITE])
         if norms[0] <= target:
-            return Ended(norms, CODE[Status.CONVERGED])
+            return ColumnResult(norms, CODE[Status.CONVERGED])
         true = norms[0]
         for attempt in range(1 + _RESTARTS):
             left = self.maxiter - len(norms) + 1
@@ -177,22 +177,22 @@ class System:
             before, true = true, self._true_norm(transpose)
             norms[-1] = true
             if not math.isfinite(true):
-                return Ended(norms, CODE[Status.NON_FINITE])
+                return ColumnResult(norms, CODE[Status.NON_FINITE])
             if true <= target:
-                return Ended(norms, CODE[Status.CONVERGED])
+                return ColumnResult(norms, CODE[Status.CONVERGED])
             if reason in _STATUS:
-                return Ended(norms, CODE[_STATUS[reason]])
+                return ColumnResult(norms, CODE[_STATUS[reason]])
             if len(norms) > self.maxiter:
-                return Ended(norms, CODE[Status.MAX_ITERATIONS])
+                return ColumnResult(norms, CODE[Status.MAX_ITERATIONS])
             if true > before / 2:
                 break
-        return Ended(norms, CODE[Status.STAGNATED])
+        return ColumnResult(norms, CODE[Status.STAGNATED])
 
     def _assembles_transpose(self) -> bool:
         """Whether the transpose is right: hypre's is not the transpose of the operator that it applies."""
         return self.ksp.getPC().getType() == "hypre" or "hypre" in self._of_transpose[3].values()
 
-    def _transposed(self) -> System:
+    def _transpose(self) -> System:
         """The same KSP with the assembled transpose, cached."""
         if "transposed" not in vars(self):
             mat = engine().Mat()
@@ -223,7 +223,7 @@ def _destroy_all() -> None:
         system.destroy()
 
 
-def _typed(function: str, name: str, set_type: Any, value: str) -> None:
+def _set_type(function: str, name: str, set_type: Any, value: str) -> None:
     try:
         set_type(value)
     except engine().Error as error:
@@ -239,7 +239,7 @@ def _said(error: Any) -> str:
     return " ".join(line for line in lines if "() at " not in line and "https:" not in line).rstrip(".")
 
 
-def stacked(ended: list[Ended]) -> tuple[Tensor, Tensor]:
+def stack_results(ended: list[ColumnResult]) -> tuple[Tensor, Tensor]:
     """Norms (iterations + 1, k), where a stopped column keeps its last, and codes (k,)."""
     longest = max((len(e.norms) for e in ended), default=1)
     padded = [e.norms + e.norms[-1:] * (longest - len(e.norms)) for e in ended]
@@ -303,11 +303,11 @@ def solve(
     """
     name = "petsc.solve"
     maxiter = 10 * A.shape[0] if maxiter is None else maxiter
-    operator = A.as_operator(name, b)
+    operator = A.to_operator(name, b)
     if x0 is not None:
         if x0.shape != b.shape:
             raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
-        if tracked(x0):
+        if needs_graph(x0):
             raise ValueError(
                 f"{name}: x0 requires grad, but a converged solution does not depend on it. Detach it"
             )
@@ -321,7 +321,7 @@ def solve(
             f"{options!r}"
         )
     M = _preconditioner(name, M)
-    if rtol == 0 and tracked(b, *operator.parameters):
+    if rtol == 0 and needs_graph(b, *operator.parameters):
         raise ValueError(
             f"{name}: a gradient is solved for relative to itself, and rtol is 0. Pass a positive rtol"
         )
@@ -376,12 +376,14 @@ class KSP(Solver):
             ended.append(self.system.solve(column, x, x0 is not None, self.A.transpose, derivative))
             columns.append(x)
         x = torch.stack(columns, 1) if columns else torch.zeros_like(b.detach())
-        norms, codes = stacked(ended)
-        solution = self._as_given(x, norms, codes)
+        norms, codes = stack_results(ended)
+        solution = self._make_solution(x, norms, codes)
         report_failure(self.name, solution, self.throw, True, self.advice)
         return x, solution
 
-    def _as_given(self, x: Tensor, norms: Tensor, codes: Tensor, report: Report | None = None) -> Solution:
+    def _make_solution(
+        self, x: Tensor, norms: Tensor, codes: Tensor, report: Report | None = None
+    ) -> Solution:
         iterations = len(norms) - 1
         if self.vector:
             x, norms, codes = x.squeeze(-1), norms.squeeze(-1), codes.squeeze(-1)
@@ -392,7 +394,7 @@ class KSP(Solver):
 
     def solution(self, b: Tensor, x0: Tensor | None) -> Solution:
         x, plain = self.run(b, x0)
-        if not tracked(b, *self.A.parameters):
+        if not needs_graph(b, *self.A.parameters):
             self.system.destroy()
             return plain
         report = Report()

@@ -20,17 +20,17 @@ from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.cache import plain_tensors, readable
 from learnsolve.matrix.checks import RealSystem
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.autograd import tracked
-from learnsolve.ops.linear_steps import LinearSteps, product, scaled_rows
+from learnsolve.ops.autograd import needs_graph
+from learnsolve.ops.linear_steps import LinearSteps, multiply_rows, product
 from learnsolve.ops.products import times
-from learnsolve.ops.structure import diagonal, scale_rows, shared_inverse_diagonal, symmetry
+from learnsolve.ops.structure import diagonal, reuse_inverse_diagonal, scale_rows, symmetry
 from learnsolve.ops.triangular import Side, solve, tril, triu
 from learnsolve.preconditioners.base import Part, Preconditioner, check_numbers
 from learnsolve.preconditioners.direct import DirectSolver
 from learnsolve.preconditioners.hierarchy import (
     Hierarchy,
+    build_hierarchy,
     coarse_matrix,
-    of_levels,
     ruge_stuben,
     smoothed_aggregation,
     spectral_radius,
@@ -70,10 +70,10 @@ class Jacobi(_Explicit):
     """S = w D^-1, w a scalar or one per row."""
 
     def __init__(self, function: str, A: CSR, weight: float | Tensor):
-        self.A, self.scale = A, times(shared_inverse_diagonal(A, function), weight).unsqueeze(-1)
+        self.A, self.scale = A, times(reuse_inverse_diagonal(A, function), weight).unsqueeze(-1)
 
     def step(self, r: Tensor, transpose: bool) -> Tensor:
-        return scaled_rows(self.scale, r)
+        return multiply_rows(self.scale, r)
 
 
 class Chebyshev(_Explicit):
@@ -82,7 +82,7 @@ class Chebyshev(_Explicit):
 
     def __init__(self, function: str, A: CSR, radius: float, degree: int):
         self.A, self.degree = A, degree
-        self.inverse = shared_inverse_diagonal(A, function).unsqueeze(-1)
+        self.inverse = reuse_inverse_diagonal(A, function).unsqueeze(-1)
         low, high = radius / 30, 1.1 * radius
         self.center, self.half_width = (high + low) / 2, (high - low) / 2
 
@@ -117,14 +117,14 @@ class GaussSeidel:
     """
 
     def __init__(self, function: str, A: CSR):
-        inverse = shared_inverse_diagonal(A, function)
+        inverse = reuse_inverse_diagonal(A, function)
         if readable(inverse) and inverse.isinf().any():
             row = int(inverse.detach().isinf().nonzero()[0, -1])
             raise ValueError(
                 f"{function}: A must have a diagonal whose reciprocal does not overflow, row {row} has "
                 f"{float(diagonal(A)[..., row].detach().abs().min())}. Scale A"
             )
-        self.order = A.pattern._planned(color_order) if device_analysis.here(A.values) else None
+        self.order = A.pattern._plan_once(color_order) if device_analysis.here(A.values) else None
         if self.order is not None:
             A, inverse = self.order.matrix(A), self.order.there(inverse.unsqueeze(-1)).squeeze(-1)
         self.A, self.d = A, diagonal(A).unsqueeze(-1)
@@ -203,7 +203,7 @@ def _not_positive(level: int, value: Any) -> ValueError:
     )
 
 
-def hierarchy_for(
+def choose_hierarchy(
     A: CSR,
     method: str | None,
     given: Any,
@@ -219,9 +219,9 @@ def hierarchy_for(
         if method == "ruge_stuben":
             levels = ruge_stuben("AMG", A, *most, aggressive=aggressive)
         else:
-            checks.unused("AMG", "aggressive", aggressive, "method='ruge_stuben'", 0)
+            checks.check_unused("AMG", "aggressive", aggressive, "method='ruge_stuben'", 0)
             levels = smoothed_aggregation("AMG", A, symmetric, *most)
-        return of_levels(levels), levels.operators
+        return build_hierarchy(levels), levels.operators
     others = {"method": method, "max_levels": max_levels, "max_coarse": max_coarse}
     for name, value in (others | {"aggressive": aggressive or None}).items():
         if value is not None:
@@ -232,7 +232,7 @@ def hierarchy_for(
                 "AMG: hierarchy must be a Hierarchy, as M.hierarchy of another AMG is, or a pyamg "
                 f"MultilevelSolver, got {type(given).__name__}"
             )
-        given = _of_solver(given, A)
+        given = _convert_solver(given, A)
     if len(given) and given.prolongations[0].shape[0] != A.shape[0]:
         raise ValueError(
             f"AMG: hierarchy must fit a matrix with {A.shape[0]} rows, but its first prolongation has shape "
@@ -245,28 +245,28 @@ def hierarchy_for(
     return given, None
 
 
-def _of_solver(solver: Any, A: CSR) -> Hierarchy:
+def _convert_solver(solver: Any, A: CSR) -> Hierarchy:
     """The hierarchy of a pyamg MultilevelSolver."""
     levels = solver.levels[:-1]
     # The radii found by pyamg's own Jacobi smoother, if it has one, to use the same weights.
     radii = [getattr(level.A, "rho_D_inv", None) for level in levels]
-    return _carried([(level.P, level.R) for level in levels], radii, A)
+    return _convert_transfers([(level.P, level.R) for level in levels], radii, A)
 
 
-def _carried(transfers: Sequence[tuple[Any, Any]], radii: Sequence[Any], A: CSR) -> Hierarchy:
+def _convert_transfers(transfers: Sequence[tuple[Any, Any]], radii: Sequence[Any], A: CSR) -> Hierarchy:
     """SciPy matrices converted to CSRs with A's dtype, index type and device."""
     prolongations, restrictions = [], []
     for number, (P, R) in enumerate((P.tocsr(), R.tocsr()) for P, R in transfers):
         if np.iscomplexobj(P.data):
             raise NotImplementedError(f"AMG: level {number} of hierarchy is complex, which is not supported")
         transposed = abs(R - P.T).sum() == 0
-        prolongations.append(_like(P, A))
-        restrictions.append(None if transposed else _like(R, A))
+        prolongations.append(_convert_array(P, A))
+        restrictions.append(None if transposed else _convert_array(R, A))
     numbers = [None if radius is None else float(radius) for radius in radii]
     return Hierarchy(prolongations, restrictions, numbers)
 
 
-def _like(S: Any, A: CSR) -> CSR:
+def _convert_array(S: Any, A: CSR) -> CSR:
     with plain_tensors():
         T = CSR.from_scipy(S, dtype=A.dtype)
         return CSR(T.values, T.pattern.to(dtype=A.pattern.dtype)).to(A.device)
@@ -356,7 +356,7 @@ class AMG(Preconditioner):
             )
         for name, given, user in (("weight", weight, "jacobi"), ("degree", degree, "chebyshev")):
             if smoother != user:
-                checks.unused("AMG", name, given, f"smoother={user!r}")
+                checks.check_unused("AMG", name, given, f"smoother={user!r}")
         if smoother == "chebyshev":
             degree = degree or 3
         self.options: dict[str, Any] = {
@@ -369,10 +369,12 @@ class AMG(Preconditioner):
             "symmetric": symmetry("AMG", A, symmetric),
         }
         same = bool(self.options["symmetric"])
-        hierarchy, found = hierarchy_for(A, method, hierarchy, max_levels, max_coarse, aggressive, same)
+        hierarchy, found = choose_hierarchy(A, method, hierarchy, max_levels, max_coarse, aggressive, same)
         weights = jacobi_weights(weight, hierarchy.sizes, A)
         kept = hierarchy if found else hierarchy.each(_kept)
-        plain = A.values.dim() == 1 and not tracked(A.values)  # then it is its own mean, without a derivative
+        plain = A.values.dim() == 1 and not needs_graph(
+            A.values
+        )  # then it is its own mean, without a derivative
         self._set_up(_kept(A), kept, weights and [_kept(w) for w in weights], found if plain else None)
 
     def _set_up(
@@ -383,7 +385,7 @@ class AMG(Preconditioner):
         self._join_batches(hierarchy, weights)
         smoother, degree = self.options["smoother"], self.options["degree"]
         self.depends_on += tuple(
-            T.values for T in hierarchy.transfers if T.requires_grad or tracked(T.values)
+            T.values for T in hierarchy.transfers if T.requires_grad or needs_graph(T.values)
         )
         operators, levels, radii, used = [A], [], [], []
         A, own = _own(A), hierarchy.each(_own)
@@ -392,7 +394,7 @@ class AMG(Preconditioner):
             given = hierarchy.radii[number]
             asked = smoother == "chebyshev" or (smoother == "jacobi" and weights is None)
             if asked or smoother == "gauss_seidel":
-                shared_inverse_diagonal(A, function)  # for its ValueError
+                reuse_inverse_diagonal(A, function)  # for its ValueError
             radius = given or 0.0
             if given is None and asked:
                 radius = spectral_radius(A, self.options["symmetric"])
@@ -438,7 +440,7 @@ class AMG(Preconditioner):
                 "AMG: tensors attached to the autograd graph cannot be copied: values of A, prolongations or "
                 "weights were computed from something that requires grad. Copy an AMG of A.detach()"
             ) from error
-        return self._on(A, hierarchy, weight)
+        return self._rebuild(A, hierarchy, weight)
 
     def learnable(self) -> dict[str, Part]:
         H = self.hierarchy
@@ -454,7 +456,7 @@ class AMG(Preconditioner):
 
     def with_tensors(self, tensors: dict[str, Any]) -> AMG:
         """Set up again, so that fixed parts may be attached to an autograd graph. Nothing is dropped."""
-        M = self._trusted(**vars(self) | {"symmetric": self.symmetric and "restrictions" not in tensors})
+        M = self._construct(**vars(self) | {"symmetric": self.symmetric and "restrictions" not in tensors})
         if None not in tensors.values():
             A, H, weights = self.operators[0], self.hierarchy, tensors.get("weights", self.weights)
             M.batch_shape = A.batch_shape
@@ -465,11 +467,11 @@ class AMG(Preconditioner):
             M._set_up(A, H, weights)
         return M
 
-    def _converted(self, **kind: Any) -> AMG:
+    def _convert(self, **kind: Any) -> AMG:
         weights = self.weights and [w.to(**kind) if isinstance(w, Tensor) else w for w in self.weights]
-        return self._on(self.operators[0].to(**kind), self.hierarchy.to(**kind), weights)
+        return self._rebuild(self.operators[0].to(**kind), self.hierarchy.to(**kind), weights)
 
-    def _on(self, A: CSR, hierarchy: Hierarchy, weight: Any) -> AMG:
+    def _rebuild(self, A: CSR, hierarchy: Hierarchy, weight: Any) -> AMG:
         return AMG(A, hierarchy=hierarchy, weight=weight or None, **self.options)
 
     @property
@@ -486,12 +488,12 @@ class AMG(Preconditioner):
         if torch.compiler.is_dynamo_compiling():
             return self._correction(0, R, self.cycle, transpose)
         if transpose not in self._steps:
-            recorded = self._recorded(transpose)
+            recorded = self._record(transpose)
             self._steps[transpose] = recorded and LinearSteps(*recorded)
         steps = self._steps[transpose]
         return self._correction(0, R, self.cycle, transpose) if steps is None else steps(R)
 
-    def _recorded(self, transpose: bool) -> tuple[Callable, Sequence[CSR], Sequence[Tensor]] | None:
+    def _record(self, transpose: bool) -> tuple[Callable, Sequence[CSR], Sequence[Tensor]] | None:
         """For cycles with Jacobi sweeps and a dense coarse inverse."""
         if self.weights is None or not self._levels or self._coarsest.inverse is None or self.batch_shape:
             return None
@@ -520,8 +522,8 @@ class AMG(Preconditioner):
             x, r = level.S.again(x, b, transpose), None  # type: ignore[arg-type]
         if r is None:
             r = b - product(level.A.values, x, level.A.pattern, transpose)  # type: ignore[arg-type]
-        coarse = self._correction(number + 1, level.restricted(r, transpose), _CYCLES[cycle], transpose)
-        e = level.prolonged(coarse, transpose)
+        coarse = self._correction(number + 1, level.restrict(r, transpose), _CYCLES[cycle], transpose)
+        e = level.prolong(coarse, transpose)
         y = e if x is None else x + e
         for _ in range(after):
             y = level.S.again(y, b, transpose)
@@ -534,7 +536,7 @@ class AMG(Preconditioner):
         )
 
 
-def _trained(T: Any) -> bool:
+def _may_change(T: Any) -> bool:
     """Whether others may change T in place, possibly without a new version of the tensor."""
     t = T.values if isinstance(T, CSR) else T
     return isinstance(t, torch.nn.Parameter) or (isinstance(t, Tensor) and t.requires_grad)
@@ -542,12 +544,12 @@ def _trained(T: Any) -> bool:
 
 def _kept(T: Any) -> Any:
     """The data for a setup, repeated in each step of a `Trainable`: T itself if trained, else a copy."""
-    return T if _trained(T) or isinstance(T, (int, float)) else T.clone()
+    return T if _may_change(T) or isinstance(T, (int, float)) else T.clone()
 
 
 def _own(T: Any) -> Any:
     """A copy of `_kept` data to read: trained tensors could get out of step with the coarse matrices."""
-    return T.clone() if _trained(T) else T
+    return T.clone() if _may_change(T) else T
 
 
 class _Level(NamedTuple):
@@ -556,10 +558,10 @@ class _Level(NamedTuple):
     R: CSR | None
     S: Jacobi | Chebyshev | GaussSeidel
 
-    def restricted(self, r: Tensor, transpose: bool) -> Tensor:
+    def restrict(self, r: Tensor, transpose: bool) -> Tensor:
         T, other = (self.P, True) if transpose or self.R is None else (self.R, False)
         return product(T.values, r, T.pattern, other)
 
-    def prolonged(self, e: Tensor, transpose: bool) -> Tensor:
+    def prolong(self, e: Tensor, transpose: bool) -> Tensor:
         T, other = (self.R, True) if transpose and self.R is not None else (self.P, False)
         return product(T.values, e, T.pattern, other)

@@ -54,7 +54,7 @@ class Part(NamedTuple):
 
 # Of another library or dense, also for a class of a user.
 _ANY_MATRIX = checks.Rule(
-    lambda function, name, value: checks.with_entries(checks.as_matrix(value)), "a matrix"
+    lambda function, name, value: checks.with_entries(checks.convert_matrix(value)), "a matrix"
 )
 
 
@@ -130,13 +130,13 @@ class Preconditioner:
         raise NotImplementedError(f"{type(self).__name__} must define rmv")
 
     @classmethod
-    def _trusted(cls, **attributes: Any) -> Self:
+    def _construct(cls, **attributes: Any) -> Self:
         """A preconditioner with these attributes, unchecked."""
         M = cls.__new__(cls)
         vars(M).update(attributes)
         return M
 
-    def _like(self) -> Tensor | None:
+    def _reference_tensor(self) -> Tensor | None:
         """A tensor with M's dtype and device, if any: one that M is computed from, or an attribute."""
         numbers = (t for t in self._tensors() if t.is_floating_point())
         return next(itertools.chain(self.depends_on, numbers), None)
@@ -149,8 +149,8 @@ class Preconditioner:
             elif isinstance(value, (Tensor, CSR)):
                 yield value.values if isinstance(value, CSR) else value
 
-    def _of_one_kind(self) -> Tensor:
-        like = self._like()
+    def _require_reference(self) -> Tensor:
+        like = self._reference_tensor()
         if like is None:
             raise TypeError(
                 f"{type(self).__name__}: has no dtype and device. Set depends_on to the tensors that it "
@@ -160,17 +160,17 @@ class Preconditioner:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._of_one_kind().dtype
+        return self._require_reference().dtype
 
     @property
     def device(self) -> torch.device:
-        return self._of_one_kind().device
+        return self._require_reference().device
 
     @property
     def T(self) -> Preconditioner:
         if not self.linear:
             raise ValueError(f"{type(self).__name__}: is not linear and has no transpose. Use fcg or fgmres")
-        return self if self.symmetric else Transposed(self)
+        return self if self.symmetric else TransposedPreconditioner(self)
 
     def learnable(self) -> dict[str, Part]:
         """The parts that `Trainable` can learn, by attribute name."""
@@ -180,11 +180,11 @@ class Preconditioner:
         """M with these values of its `learnable` parts, unchecked. It depends on them alone. Without a part
         (None) it is `symmetric` if it is for all values of the part."""
         given = (v.values if isinstance(v, CSR) else v for v in tensors.values() if v is not None)
-        return self._trusted(**{**vars(self), **tensors, "depends_on": tuple(given), "_factor": None})
+        return self._construct(**{**vars(self), **tensors, "depends_on": tuple(given), "_factor": None})
 
-    def _converted(self, **kind: Any) -> Preconditioner:
+    def _convert(self, **kind: Any) -> Preconditioner:
         """A copy with another dtype or device."""
-        return self._trusted(**{k: _converted(v, kind) for k, v in vars(self).items() if k != "_factor"})
+        return self._construct(**{k: _convert_part(v, kind) for k, v in vars(self).items() if k != "_factor"})
 
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
         """(kind, m, factor) for the compiled loop of `cg` (ops/pcg.py), or None."""
@@ -195,7 +195,7 @@ class Preconditioner:
         where `pcg_form` has none; or None."""
         return None
 
-    def _recorded(self, transpose: bool) -> tuple[Callable, Sequence[CSR], Sequence[Tensor]] | None:
+    def _record(self, transpose: bool) -> tuple[Callable, Sequence[CSR], Sequence[Tensor]] | None:
         """M or M^T as a function that can be recorded as `LinearSteps`, with its operands, or None."""
         return None
 
@@ -243,13 +243,13 @@ class Preconditioner:
         """M for SciPy's solvers, on the host and without gradient, in float64 if M has no dtype."""
         if not self.linear:
             raise ValueError(f"{type(self).__name__}: is not linear, so it cannot be a LinearOperator")
-        like = self._like()
+        like = self._reference_tensor()
         if like is None:
             like = torch.empty(0, dtype=torch.float64, device="cpu")
-        return HostOperator(self, _applied, like)
+        return HostOperator(self, _apply_on_host, like)
 
 
-class Transposed(Preconditioner):
+class TransposedPreconditioner(Preconditioner):
     """The transpose of another preconditioner."""
 
     def __init__(self, M: Preconditioner):
@@ -265,8 +265,8 @@ class Transposed(Preconditioner):
     def operands(self, transpose: bool) -> Sequence[Operand] | None:
         return self.M.operands(not transpose)
 
-    def _like(self) -> Tensor | None:
-        return self.M._like()
+    def _reference_tensor(self) -> Tensor | None:
+        return self.M._reference_tensor()
 
     @property
     def T(self) -> Preconditioner:
@@ -325,15 +325,15 @@ def check_numbers(function: str, A: CSR) -> None:
         )
 
 
-def _converted(value: Any, kind: dict[str, Any]) -> Any:
+def _convert_part(value: Any, kind: dict[str, Any]) -> Any:
     if isinstance(value, Preconditioner) and not isinstance(value, torch.nn.Module):
-        return value._converted(**kind)
+        return value._convert(**kind)
     if isinstance(value, tuple) and type(value) is tuple:
-        return tuple(_converted(v, kind) for v in value)
+        return tuple(_convert_part(v, kind) for v in value)
     if isinstance(value, CSR) or (isinstance(value, Tensor) and value.is_floating_point()):
         return value.to(**kind)
     return value
 
 
-def _applied(M: Preconditioner, X: Tensor, transpose: bool) -> Tensor:
+def _apply_on_host(M: Preconditioner, X: Tensor, transpose: bool) -> Tensor:
     return (M.T if transpose else M)(X)

@@ -22,25 +22,25 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors, numbers, plain_tensors, version
 from learnsolve.matrix.checks import RealSystem, System
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops.arithmetic import plain_values
 from learnsolve.ops.complete import logdet_of_factors
 from learnsolve.ops.direct import (
-    Factored,
+    FactoredMatrix,
     Factors,
+    check_request,
     check_right_hand_side,
-    checked,
     has_numbers,
     matrices,
-    solved,
+    solve_values,
 )
 from learnsolve.ops.direct_backends import Request
-from learnsolve.ops.indexing import permuted, place, take, trusted
+from learnsolve.ops.indexing import construct_pattern, permute_values, place, take
 from learnsolve.ops.linear_steps import dense_product
 from learnsolve.ops.products import product
 from learnsolve.ops.structure import symmetric_blocks, symmetry
 from learnsolve.ops.triangular import tril
-from learnsolve.preconditioners.base import Preconditioner, Transposed
+from learnsolve.preconditioners.base import Preconditioner, TransposedPreconditioner
 
 
 def factorize(
@@ -124,7 +124,7 @@ class Factorization(Preconditioner):
                 "factorize: cannot be traced by torch.compile. Call it outside and use what it returns "
                 "inside, or call spsolve, whose backward pass reuses the factors of the forward pass"
             )
-        self._request = checked("factorize", Request(kind, backend, ordering), A.dtype)
+        self._request = check_request("factorize", Request(kind, backend, ordering), A.dtype)
         self._how = " ".join(self._request)  # for compiled code
         self._factor_values(A)
 
@@ -142,7 +142,7 @@ class Factorization(Preconditioner):
         if has_numbers(A.values):  # now, since a graph traced later cannot read it
             self._symmetric = symmetry("factorize", A, None)
 
-    def _all(self) -> list[Factored]:
+    def _all(self) -> list[FactoredMatrix]:
         """The factors of all matrices."""
         return self._factors.of(self.A.pattern, matrices(numbers(self.A.values)))
 
@@ -166,8 +166,8 @@ class Factorization(Preconditioner):
         check_right_hand_side("factorize", A, b)
         if torch.compiler.is_dynamo_compiling():
             # The operator looks up factors of these values, and recomputes them if there are none.
-            return solved(A.values, b, A.pattern, transpose, self._how)
-        return solved(A.values, b, A.pattern, transpose, self._current())
+            return solve_values(A.values, b, A.pattern, transpose, self._how)
+        return solve_values(A.values, b, A.pattern, transpose, self._current())
 
     def _current(self) -> Factors:
         values = self.A.values
@@ -182,9 +182,9 @@ class Factorization(Preconditioner):
         """The solution of A z = r, like `solve`."""
         return self.solve(r)
 
-    def _solved_for(self, A: CSR, b: Tensor) -> Tensor:
+    def _solve_with_gradient(self, A: CSR, b: Tensor) -> Tensor:
         """The solution, differentiable in the values of an A that equals the factored matrix."""
-        return solved(A.values, b, A.pattern, False, self._factors)
+        return solve_values(A.values, b, A.pattern, False, self._factors)
 
     def mv(self, R: Tensor) -> Tensor:
         return self.solve(R)
@@ -239,7 +239,7 @@ class Factorization(Preconditioner):
         counts = counts or [(0, 0, 0)] * self.batch_shape.numel()
         return torch.tensor(counts, device=self.A.device).reshape(*self.batch_shape, 3)
 
-    def _converted(self, **kind: Any) -> Factorization:
+    def _convert(self, **kind: Any) -> Factorization:
         return _again(self.A.to(**kind), self._request)
 
     def __reduce__(self):
@@ -255,7 +255,7 @@ class Factorization(Preconditioner):
         )
 
 
-class TransposedFactorization(Transposed):
+class TransposedFactorization(TransposedPreconditioner):
     """The factors of A used for its transpose."""
 
     M: Factorization
@@ -442,9 +442,9 @@ class BlockJacobi(Preconditioner):
                 f"{'none' if blocks is None else 'both'}"
             )
         if block_size is not None:
-            plan = A.pattern._planned(_consecutive_blocks, block_size)
+            plan = A.pattern._plan_once(_consecutive_blocks, block_size)
         else:
-            plan = _labeled_blocks(A.pattern, blocks)
+            plan = _group_by_label(A.pattern, blocks)
         self.symmetric, values = _inverses(name, A, plan, symmetric)
         self.matrix, self._plan = CSR(values, plan.pattern), plan
 
@@ -463,10 +463,10 @@ class BlockJacobi(Preconditioner):
     def _cholesky(self) -> CSR | None:
         """The lower triangular L with M = L L^T, block by block, or None if M is not positive definite."""
         plan = self._plan
-        factors = [cholesky(M) for M in plan.split(plan.in_blocks(self.matrix.values))]
+        factors = [cholesky(M) for M in plan.split(plan.gather_blocks(self.matrix.values))]
         if not factors or any(L is None for L in factors):
             return None
-        return tril(CSR(plan.in_rows(factors), plan.pattern))  # type: ignore[arg-type]
+        return tril(CSR(plan.scatter_blocks(factors), plan.pattern))  # type: ignore[arg-type]
 
 
 class _Blocks(NamedTuple):
@@ -487,14 +487,14 @@ class _Blocks(NamedTuple):
             t.unflatten(-1, (count, size, size)) for t, (size, count) in zip(parts, self.sizes, strict=True)
         ]
 
-    def in_blocks(self, values: Tensor) -> Tensor:
+    def gather_blocks(self, values: Tensor) -> Tensor:
         """The entries of blocks from the entries of a matrix on M's pattern."""
-        return values if self.order is None else permuted(values, self.inverse, self.order)  # type: ignore[arg-type]
+        return values if self.order is None else permute_values(values, self.inverse, self.order)  # type: ignore[arg-type]
 
-    def in_rows(self, blocks: list[Tensor]) -> Tensor:
+    def scatter_blocks(self, blocks: list[Tensor]) -> Tensor:
         """The values of the matrix on M's pattern with these blocks."""
         values = torch.cat([block.flatten(-3) for block in blocks], dim=-1)
-        return values if self.order is None else permuted(values, self.order, self.inverse)  # type: ignore[arg-type]
+        return values if self.order is None else permute_values(values, self.order, self.inverse)  # type: ignore[arg-type]
 
 
 def _consecutive_blocks(P: SparsityPattern, size: int) -> _Blocks:
@@ -502,10 +502,10 @@ def _consecutive_blocks(P: SparsityPattern, size: int) -> _Blocks:
 
 
 @makes_plain_tensors
-def _labeled_blocks(P: SparsityPattern, blocks: Any) -> _Blocks:
+def _group_by_label(P: SparsityPattern, blocks: Any) -> _Blocks:
     n = P.shape[0]
     try:
-        labels = as_numpy(blocks) if isinstance(blocks, Tensor) else np.asarray(blocks)
+        labels = to_numpy(blocks) if isinstance(blocks, Tensor) else np.asarray(blocks)
     except ValueError:  # lists of different lengths
         raise TypeError(
             "BlockJacobi: blocks must be one integer for each unknown, got nested lists"
@@ -519,7 +519,7 @@ def _labeled_blocks(P: SparsityPattern, blocks: Any) -> _Blocks:
         )
     labels = np.unique(labels, return_inverse=True)[1]
     key = f"blocks {hashlib.sha256(labels.astype(np.int64).tobytes()).hexdigest()}"
-    return P._cached(key, lambda: _plan(P, labels))
+    return P._compute_once(key, lambda: _plan(P, labels))
 
 
 def _plan(P: SparsityPattern, labels: np.ndarray) -> _Blocks:
@@ -542,7 +542,7 @@ def _plan(P: SparsityPattern, labels: np.ndarray) -> _Blocks:
     first = np.empty(len(size_of), dtype=np.int64)  # first unknown of each block, in this order
     first[labels[unknowns[::-1]]] = np.arange(n)[::-1]
 
-    rows, columns = as_numpy(P.row_indices).astype(np.int64), as_numpy(P.col_indices).astype(np.int64)
+    rows, columns = to_numpy(P.row_indices).astype(np.int64), to_numpy(P.col_indices).astype(np.int64)
     at = np.flatnonzero(labels[rows] == labels[columns])
     i, j = rows[at], columns[at]
     where = row_start[place_in_order[i]] + place_in_order[j] - first[labels[j]]
@@ -553,7 +553,7 @@ def _plan(P: SparsityPattern, labels: np.ndarray) -> _Blocks:
     within = np.arange(crow[-1]) - np.repeat(crow[:-1], lengths)
     order = np.repeat(row_start[:-1][place_in_order], lengths) + within
     col = unknowns[np.repeat(first[labels], lengths) + within]
-    pattern = trusted(P, crow, col, P.shape)
+    pattern = construct_pattern(P, crow, col, P.shape)
     same = np.array_equal(order, np.arange(len(order)))
     inverse = np.empty_like(order)
     inverse[order] = np.arange(len(order))
@@ -584,7 +584,7 @@ def _inverses(name: str, A: CSR, plan: _Blocks, symmetric: bool | None) -> tuple
         singular = _singular(name, plan.unknowns[unknown : unknown + count * size], size, A.batch_shape)
         found.append(inverses(blocks, singular))
         unknown += count * size
-    values = plan.in_rows(found) if found else entries
+    values = plan.scatter_blocks(found) if found else entries
     return all_alike if symmetric is None else symmetric, values
 
 

@@ -22,15 +22,15 @@ from learnsolve.matrix.cache import readable
 from learnsolve.matrix.checks import RealMatrix, RealSystem, System
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.arithmetic import fit, in_open_interval
+from learnsolve.ops.arithmetic import check_open_interval, fit
 from learnsolve.ops.blocks import diag, hstack
 from learnsolve.ops.complex_values import tall, untall
-from learnsolve.ops.incomplete import ic, ict, ilu, ilut, mic, on_level
+from learnsolve.ops.incomplete import ic, ict, ilu, ilut, level_pattern, mic
 from learnsolve.ops.products import spmm
 from learnsolve.ops.program import Operand
 from learnsolve.ops.structure import diagonal, symmetric_pattern, symmetry
 from learnsolve.ops.triangular import _mask, real_matrix, real_pattern, sptrsv, tril
-from learnsolve.preconditioners.base import Part, Preconditioner, Transposed, check_finite
+from learnsolve.preconditioners.base import Part, Preconditioner, TransposedPreconditioner, check_finite
 
 
 class FactorPreconditioner(Preconditioner):
@@ -121,7 +121,7 @@ class FactorPreconditioner(Preconditioner):
         crow = torch.from_numpy(np.concatenate(([0], 2 * rows + 1))).to(device)
         col = torch.from_numpy(np.stack((rows - 1, rows), 1).reshape(-1)[1:]).to(device)
         return FactorPreconditioner.from_pattern(
-            SparsityPattern._trusted(crow, col, (n, n)), diagonal, off, dtype
+            SparsityPattern._construct(crow, col, (n, n)), diagonal, off, dtype
         )
 
     @classmethod
@@ -152,7 +152,7 @@ class FactorPreconditioner(Preconditioner):
 
     def _add(self, name: str, shift: float | Tensor) -> None:
         values = self.L.values.expand(*self.batch_shape, -1)
-        self.shift = in_open_interval(name, "shift", shift, values, math.inf, "be positive and finite")
+        self.shift = check_open_interval(name, "shift", shift, values, math.inf, "be positive and finite")
         if self.form != "product":
             raise ValueError(
                 f'{name}: shift is for form="product", M = L L^T + shift I. For form="solve" remove it '
@@ -180,7 +180,7 @@ class FactorPreconditioner(Preconditioner):
             return super().with_tensors(tensors)
         about: dict[str, Any] = {"form": self.form, "shape": self.shape, "batch_shape": self.batch_shape}
         about |= {"shift": self.shift if self.form == "product" else 0.0, "symmetric": self.U is None}
-        return FactorPreconditioner._trusted(L=self.L, U=self.U, **about).with_tensors(tensors)
+        return FactorPreconditioner._construct(L=self.L, U=self.U, **about).with_tensors(tensors)
 
     def mv(self, R: Tensor) -> Tensor:
         return self._apply(R, False)
@@ -236,7 +236,7 @@ class FactorPreconditioner(Preconditioner):
 
 
 def check_triangular(function: str, name: str, T: CSR, lower: bool) -> None:
-    read = T.pattern._planned(_mask, lower, False).read
+    read = T.pattern._plan_once(_mask, lower, False).read
     if read is not None:
         side, triangle = ("lower", "tril") if lower else ("upper", "triu")
         raise ValueError(
@@ -306,7 +306,7 @@ class ComplexForm(Preconditioner):
 
     @property
     def T(self) -> Preconditioner:
-        return Transposed(self)
+        return TransposedPreconditioner(self)
 
     def real_equivalent(self) -> Preconditioner | None:
         return self.real if self.phase is None else None
@@ -315,7 +315,7 @@ class ComplexForm(Preconditioner):
         return f"ComplexForm({self.real!r})"
 
 
-def of_complex(
+def initialize_complex(
     M: Preconditioner, A: Any, pattern: SparsityPattern | None, hermitian: bool, **keywords: Any
 ) -> bool:
     """Initialize M for a complex A, or False if A is not complex."""
@@ -393,8 +393,8 @@ class IC(FactorPreconditioner):
         shift: float | Tensor = 0.0,
         on_breakdown: Literal["raise", "shift"] = "raise",
     ):
-        pattern = on_level("IC", A, level, pattern, lower=True)
-        if of_complex(self, A, pattern, True, shift=shift, on_breakdown=on_breakdown):
+        pattern = level_pattern("IC", A, level, pattern, lower=True)
+        if initialize_complex(self, A, pattern, True, shift=shift, on_breakdown=on_breakdown):
             return
         Preconditioner.__init__(self, A, shift, finite=False)
         self.L, self.shift = ic(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
@@ -449,7 +449,7 @@ class MIC(FactorPreconditioner):
         on_breakdown: Literal["raise", "shift"] = "raise",
     ):
         Preconditioner.__init__(self, A, shift, omega, finite=False)
-        pattern = on_level("MIC", A, level, pattern, lower=True)
+        pattern = level_pattern("MIC", A, level, pattern, lower=True)
         self.L, self.shift = mic(A, pattern=pattern, shift=shift, omega=omega, on_breakdown=on_breakdown)
 
 
@@ -500,8 +500,10 @@ class ILU(FactorPreconditioner):
         on_breakdown: Literal["raise", "shift"] = "raise",
         symmetric: bool | None = None,
     ):
-        pattern = on_level("ILU", A, level, pattern)
-        if of_complex(self, A, pattern, False, shift=shift, on_breakdown=on_breakdown, symmetric=symmetric):
+        pattern = level_pattern("ILU", A, level, pattern)
+        if initialize_complex(
+            self, A, pattern, False, shift=shift, on_breakdown=on_breakdown, symmetric=symmetric
+        ):
             return
         Preconditioner.__init__(self, A, shift, finite=False)
         self.L, self.U, self.shift = ilu(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)

@@ -23,13 +23,13 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors, plain_tensors
 from learnsolve.matrix.checks import AnyTensor, RealDtype, RealSquareMatrix
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import as_numpy
+from learnsolve.matrix.pattern import to_numpy
 from learnsolve.ops.arithmetic import plain_values
 from learnsolve.ops.blocks import kron
 from learnsolve.ops.sparse_products import galerkin, spgemm
 from learnsolve.ops.structure import (
+    reuse_inverse_diagonal,
     scale_rows,
-    shared_inverse_diagonal,
     symmetric_pattern,
     symmetry,
     transpose,
@@ -90,7 +90,7 @@ def coarsened(
         while len(found.operators) < max_levels and (A := found.operators[-1]).shape[0] > max_coarse:
             level = f"{function}, level {len(found.steps)}" if found.steps else function
             check_finite(level, A)
-            shared_inverse_diagonal(A, level)  # for its ValueError
+            reuse_inverse_diagonal(A, level)  # for its ValueError
             made = step(A)
             if made is None:
                 break
@@ -118,17 +118,17 @@ def mean(function: str, A: CSR) -> CSR:
 def arrays(A: CSR) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The arrays of one matrix on the host, for the compiled functions."""
     P = A.pattern
-    return as_numpy(P.crow_indices), as_numpy(P.col_indices), as_numpy(A.values.double())
+    return to_numpy(P.crow_indices), to_numpy(P.col_indices), to_numpy(A.values.double())
 
 
 def diagonal(A: CSR) -> np.ndarray:
-    return as_numpy(A.diagonal().double())
+    return to_numpy(A.diagonal().double())
 
 
-def like(A: CSR, made: tuple[np.ndarray, np.ndarray, np.ndarray], columns: int) -> CSR:
+def wrap_arrays(A: CSR, made: tuple[np.ndarray, np.ndarray, np.ndarray], columns: int) -> CSR:
     """A matrix with A's dtype and device from the result of a compiled function."""
     ptr, idx, values = (torch.from_numpy(a) for a in made)
-    pattern = type(A.pattern)._trusted(ptr.to(A.device), idx.to(A.device), (len(ptr) - 1, columns))
+    pattern = type(A.pattern)._construct(ptr.to(A.device), idx.to(A.device), (len(ptr) - 1, columns))
     return CSR(values.to(A.device, A.dtype), pattern)
 
 
@@ -189,7 +189,7 @@ def smoothed_aggregation(
             T = bases[side].copy()
             bases[side] = _analysis.orthonormalize(of, size, count, T)
             made = _analysis.smoothed_prolongation(*arrays(S), of, size, count, T, OMEGA / radius)
-            sides.append(like(A, made, columns))
+            sides.append(wrap_arrays(A, made, columns))
         size = bases[0].shape[1]
         return Step(sides[0], None if symmetric else sides[1].T, radius)
 
@@ -204,7 +204,7 @@ def candidates(function: str, A: CSR, near_null: torch.Tensor) -> np.ndarray:
             f"{tuple(near_null.shape)}"
         )
     finite(function, "near_null", near_null)
-    return np.ascontiguousarray(as_numpy(near_null.detach().double()))
+    return np.ascontiguousarray(to_numpy(near_null.detach().double()))
 
 
 THETA = 0.25  # an entry is strong if it is at least this fraction of the largest in its row
@@ -240,7 +240,7 @@ def _prolongation(A: CSR, strong: np.ndarray, coarse: np.ndarray, most: int) -> 
     columns = int(coarse.sum())
     if not 0 < columns < A.shape[0]:
         return None
-    return like(A, _analysis.interpolation(*arrays(A), diagonal(A), strong, coarse, most), columns)
+    return wrap_arrays(A, _analysis.interpolation(*arrays(A), diagonal(A), strong, coarse, most), columns)
 
 
 def interpolation(A: CSR) -> tuple[CSR | None, Tensor]:
@@ -383,7 +383,7 @@ class Hierarchy:
         self.prolongations = checks.sequence("Hierarchy", "prolongations", prolongations, "CSRs")
         count = len(self.prolongations)
 
-        def as_many(name: str, given: Any) -> tuple[Any, ...]:
+        def match_count(name: str, given: Any) -> tuple[Any, ...]:
             given = (None,) * count if given is None else checks.sequence("Hierarchy", name, given)
             if len(given) != count:
                 raise ValueError(
@@ -391,7 +391,7 @@ class Hierarchy:
                 )
             return given
 
-        self.restrictions, self.radii = as_many("restrictions", restrictions), as_many("radii", radii)
+        self.restrictions, self.radii = match_count("restrictions", restrictions), match_count("radii", radii)
         for level, (P, R) in enumerate(zip(self.prolongations, self.restrictions, strict=True)):
             for name, T in (("prolongations", P), ("restrictions", R)):
                 if T is not None or name == "prolongations":
@@ -473,7 +473,7 @@ class Hierarchy:
         function = "Hierarchy.smoothed_aggregation"
         if strength == "evolution":
             for name, value, default in (("theta", theta, 0.0), ("block", block, 1)):
-                checks.unused(function, name, value, "strength='symmetric'", default)
+                checks.check_unused(function, name, value, "strength='symmetric'", default)
         if A.shape[0] % block:
             raise ValueError(f"{function}: block must divide A's {A.shape[0]} rows, got {block}")
         vectors = None if near_null is None else candidates(function, A, near_null)
@@ -484,7 +484,7 @@ class Hierarchy:
             )
         same = symmetry(function, A, symmetric)
         options: dict[str, Any] = {"strength": strength, "theta": theta, "near_null": vectors, "block": block}
-        return of_levels(smoothed_aggregation(function, A, same, max_levels, max_coarse, **options))
+        return build_hierarchy(smoothed_aggregation(function, A, same, max_levels, max_coarse, **options))
 
     @classmethod
     def ruge_stuben(
@@ -530,10 +530,10 @@ class Hierarchy:
         function = "Hierarchy.ruge_stuben"
         entries = max_entries or 4
         if interpolation == "classical":
-            checks.unused(function, "max_entries", max_entries, "interpolation='extended+i'")
+            checks.check_unused(function, "max_entries", max_entries, "interpolation='extended+i'")
             entries = 0
         limits = max_levels, max_coarse
-        return of_levels(ruge_stuben(function, A, *limits, theta, second_pass, entries, aggressive))
+        return build_hierarchy(ruge_stuben(function, A, *limits, theta, second_pass, entries, aggressive))
 
     @classmethod
     def linear(
@@ -598,5 +598,5 @@ class Hierarchy:
         return f"Hierarchy({', '.join(map(str, self.sizes))})"
 
 
-def of_levels(levels: Levels) -> Hierarchy:
+def build_hierarchy(levels: Levels) -> Hierarchy:
     return Hierarchy(*zip(*levels.steps, strict=True)) if levels.steps else Hierarchy([])

@@ -10,14 +10,14 @@ from torch import Tensor
 from learnsolve.arguments import Count
 from learnsolve.matrix.checks import RealSystem, SquarePattern, pattern_like
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops.arithmetic import add
 from learnsolve.ops.blocks import eye
-from learnsolve.ops.indexing import trusted
+from learnsolve.ops.indexing import construct_pattern
 from learnsolve.ops.products import spmm
 from learnsolve.ops.sparse_products import NotPositive, local_solve, spgemm
 from learnsolve.ops.structure import diagonal, scale_columns, transpose
-from learnsolve.ops.triangular import triangle_of
+from learnsolve.ops.triangular import triangle_pattern
 from learnsolve.preconditioners.base import Part, Preconditioner
 from learnsolve.preconditioners.factors import FactorPreconditioner
 
@@ -100,18 +100,18 @@ def lower_pattern(A: SquarePattern, power: Count = 1) -> SparsityPattern:
     (176, 370)
     """
     P = A.pattern if isinstance(A, CSR) else A
-    return triangle_of(P, "lower") if power == 1 else P._planned(_plan_lower, power)[0]
+    return triangle_pattern(P, "lower") if power == 1 else P._plan_once(_plan_lower, power)[0]
 
 
 def _plan_lower(P: SparsityPattern, power: int) -> tuple[SparsityPattern]:
-    crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
+    crow, col = to_numpy(P.crow_indices), to_numpy(P.col_indices)
     S = scipy.sparse.csr_array((np.ones(P.nnz), col, crow), shape=P.shape)
     product = S
     for _ in range(power - 1):
         product = (product @ S).astype(bool).astype(float)
     lower = scipy.sparse.csr_array(scipy.sparse.tril(product, format="csr"))
     lower.sort_indices()
-    return (trusted(P, lower.indptr, lower.indices, P.shape),)
+    return (construct_pattern(P, lower.indptr, lower.indices, P.shape),)
 
 
 def _fsai(function: str, A: CSR, S: SparsityPattern) -> CSR:
@@ -210,7 +210,7 @@ class SPAI(Preconditioner):
         return spmm(self.matrix, R, transpose=True)
 
 
-def _identity_like(A: CSR) -> CSR:
+def _make_identity(A: CSR) -> CSR:
     return eye(A.shape[0], dtype=A.dtype, device=A.device, index_dtype=A.pattern.dtype)
 
 
@@ -223,7 +223,7 @@ def _minimize(A: CSR, S: SparsityPattern, right: bool) -> CSR:
             "diagonal"
         )
     At = transpose(A)
-    K, I = spgemm(At, A), _identity_like(A)  # noqa: E741
+    K, I = spgemm(At, A), _make_identity(A)  # noqa: E741
     try:
         M = local_solve(K, spgemm(At, I, mask=S))
         with torch.no_grad():

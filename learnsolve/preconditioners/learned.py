@@ -38,7 +38,7 @@ from learnsolve.preconditioners.base import Preconditioner, check_finite
 from learnsolve.preconditioners.factors import IC, FactorPreconditioner
 from learnsolve.preconditioners.hierarchy import Hierarchy, interpolation, positions
 from learnsolve.preconditioners.schwarz import interface_pattern
-from learnsolve.preconditioners.trainable import Saved, Trainable
+from learnsolve.preconditioners.trainable import SavedModule, Trainable
 
 # For networks of your own; the networks here are names of `preconditioners`.
 __all__ = ["NetworkStart", "interface_pattern"]
@@ -91,7 +91,7 @@ class NetworkStart(NamedTuple):
         return self._each(lambda t: t.to(dtype))
 
 
-class MatrixNetwork(Saved):
+class MatrixNetwork(SavedModule):
     """Networks A -> M. A subclass defines `start(A)`, what it reads of a matrix, and how M is computed from
     it."""
 
@@ -661,7 +661,7 @@ class NeuralAMG(GraphNetwork):
         entries = A.values / (scale[..., row] * scale[..., column])
         x = torch.stack((is_coarse, 10 * A.sum(1) / scale.square()), -1)
         e = [A.values / scale.square()[..., row], (column < row).to(A.dtype).expand_as(entries)]
-        e += [torch.zeros_like(entries).index_copy(-1, places, f) for f in _of_entries(A, P, fine)]
+        e += [torch.zeros_like(entries).index_copy(-1, places, f) for f in _entry_features(A, P, fine)]
         return Grids(A, P, places, fine, NetworkStart(A.pattern, scale, x, entries, torch.stack(e, -1)))
 
     def prolongation(self, start: Grids) -> CSR:
@@ -704,7 +704,7 @@ class NeuralAMG(GraphNetwork):
         return AMG(A, hierarchy=Hierarchy(found), **self.options)
 
 
-def _of_entries(A: CSR, P: CSR | None, fine: Tensor) -> list[Tensor]:
+def _entry_features(A: CSR, P: CSR | None, fine: Tensor) -> list[Tensor]:
     """Features of the entries of P in rows of fine points: one, the entry, and its relative change by 1, 2
     and 4 steps of Jacobi's method for A P = 0 in these rows, on P's pattern."""
     if P is None:

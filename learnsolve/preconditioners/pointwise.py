@@ -22,9 +22,9 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.cache import readable
 from learnsolve.matrix.checks import RealDtype
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.nn.networks import is_plain, through
-from learnsolve.ops.autograd import tracked
+from learnsolve.ops.autograd import needs_graph
 from learnsolve.ops.incomplete import fill_pattern
 from learnsolve.ops.indexing import find, place, take
 from learnsolve.ops.segments import pointwise_factor, spread_values
@@ -119,7 +119,7 @@ class PointwiseFactor(FactorMap):
     def factor(self, A: CSR | NetworkStart) -> CSR:
         """L, lower triangular, values (..., nnz) with A's dtype, attached to the autograd graph of the
         weights and to A."""
-        if not isinstance(A, CSR) or not self._compiled(A.values):
+        if not isinstance(A, CSR) or not self._uses_kernel(A.values):
             return super().factor(A)
         scale = unit_rows(type(self).__name__, A)
         (of_A, of_L), L = self._slots(A)
@@ -132,7 +132,7 @@ class PointwiseFactor(FactorMap):
         layers: list[Any] = list(self.network)
         return [p for layer in layers[::2] for p in (layer.weight, layer.bias)]
 
-    def _compiled(self, values: Tensor) -> bool:
+    def _uses_kernel(self, values: Tensor) -> bool:
         """Whether the compiled pass can compute it: plain tensors on the CPU, without derivatives."""
         kinds = (torch.nn.Linear, torch.nn.SiLU)
         plain = all(is_plain(layer, kinds[i % 2]) for i, layer in enumerate(self.network))
@@ -140,7 +140,7 @@ class PointwiseFactor(FactorMap):
             return False
         given, dtype = (values, *self._weights()), self.dtype
         alike = dtype in checks.SUPPORTED and all(p.dtype == dtype for p in given[1:])
-        return alike and all(map(readable, given)) and not tracked(*given)
+        return alike and all(map(readable, given)) and not needs_graph(*given)
 
     def _slots(self, A: CSR) -> tuple[tuple[tuple[Tensor, ...], ...], SparsityPattern]:
         """What the compiled pass reads of A and of L beyond their patterns, and L's pattern."""
@@ -156,14 +156,16 @@ class PointwiseFactor(FactorMap):
         rows = torch.cat((g[..., :k], zero, own), -1).flatten(-2)
         columns = g[..., k + 1].exp() * self._unit
         assert start.slots is not None
-        return (start.e + self._taken(rows, start.slots)) * spread_values(columns, start.pattern, "column")
+        return (start.e + self._gather_outputs(rows, start.slots)) * spread_values(
+            columns, start.pattern, "column"
+        )
 
-    def _taken(self, rows: Tensor, slots: Tensor) -> Tensor:
+    def _gather_outputs(self, rows: Tensor, slots: Tensor) -> Tensor:
         """The outputs of all rows at these places, which may differ from matrix to matrix."""
         return rows.gather(-1, slots)
 
 
-def _scaled(function: str, A: CSR) -> tuple[Tensor, Tensor]:
+def _scale_to_unit(function: str, A: CSR) -> tuple[Tensor, Tensor]:
     """sqrt(a_ii), and a_ij / sqrt(a_ii a_jj)."""
     scale = unit_rows(function, A)
     inverse = 1 / scale
@@ -242,16 +244,16 @@ class StencilFactor(PointwiseFactor):
 
     def start(self, A: CSR) -> NetworkStart:
         """The scaled stencils of A, or of each matrix of a batch."""
-        scale, v = _scaled("StencilFactor", A)
+        scale, v = _scale_to_unit("StencilFactor", A)
         at, n, features = self._places(A), A.shape[0], self.diagonals - 1
         x = place(take(v, at.off), at.inputs, n * features).unflatten(-1, (n, features))
         e = place(take(v, at.below), at.kept, at.pattern.nnz)
         return NetworkStart(at.pattern, scale, x, e, slots=at.outputs)
 
     def _places(self, A: CSR) -> _Stencils:
-        return A.pattern._planned(_plan_stencils, self.diagonals, self.fill, self.lower)
+        return A.pattern._plan_once(_plan_stencils, self.diagonals, self.fill, self.lower)
 
-    def _taken(self, rows: Tensor, slots: Tensor) -> Tensor:
+    def _gather_outputs(self, rows: Tensor, slots: Tensor) -> Tensor:
         return take(rows, slots)
 
     def _slots(self, A: CSR) -> tuple[tuple[tuple[Tensor, ...], ...], SparsityPattern]:
@@ -318,8 +320,8 @@ class RowFactor(PointwiseFactor):
 
     def start(self, A: CSR) -> NetworkStart:
         """The sorted scaled entries of A's rows, or of those of each matrix of a batch."""
-        scale, v = _scaled("RowFactor", A)
-        at, n, m = A.pattern._planned(_plan_rows, self.largest), A.shape[0], self.largest
+        scale, v = _scale_to_unit("RowFactor", A)
+        at, n, m = A.pattern._plan_once(_plan_rows, self.largest), A.shape[0], self.largest
         off = take(v, at.off)
         rank = _ranks(off.detach(), at.groups, at.starts)
         inputs = torch.where(rank < m, m * at.groups + rank, 2 * m * n)  # those at the end are dropped
@@ -343,7 +345,7 @@ def _plan_stencils(P: SparsityPattern, diagonals: int, fill: int, lower: int) ->
     outputs = rows_of_L * (lower + 2) + l_slots + (rows_of_L == columns_of_L)
     of_a = np.where(np.isin(of_L[:-1], of_A), np.searchsorted(of_A, of_L[:-1]), diagonals)
     arrays = off, inputs[off], below, find(L, row[below], col[below]), outputs
-    compiled = (a.astype(as_numpy(P.col_indices).dtype) for a in (a_slots, l_slots, of_a))
+    compiled = (a.astype(to_numpy(P.col_indices).dtype) for a in (a_slots, l_slots, of_a))
     return _Stencils(L, *(torch.from_numpy(a).to(P.device) for a in (*arrays, *compiled)))
 
 
@@ -376,7 +378,7 @@ def _plan_rows(P: SparsityPattern, largest: int) -> _Rows:
 
 
 def _indices(P: SparsityPattern) -> tuple[np.ndarray, np.ndarray]:
-    row, col = (as_numpy(t).astype(np.int64) for t in (P.row_indices, P.col_indices))
+    row, col = (to_numpy(t).astype(np.int64) for t in (P.row_indices, P.col_indices))
     return row, col
 
 

@@ -20,8 +20,8 @@ from learnsolve.matrix.cache import readable
 from learnsolve.matrix.checks import RealSystem
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.arithmetic import absolute, in_open_interval, plain_values
-from learnsolve.ops.products import over, product, scaled, times
+from learnsolve.ops.arithmetic import absolute, check_open_interval, plain_values
+from learnsolve.ops.products import divide_columns, multiply_columns, product, times
 from learnsolve.ops.structure import inverse_diagonal, sum, symmetry
 from learnsolve.ops.sweeps import richardson_sweeps
 from learnsolve.preconditioners.base import Part, Preconditioner, check_finite, finite
@@ -81,7 +81,7 @@ class PolynomialPreconditioner(Preconditioner):
         super().__init__(A)
         self.degree = degree
         if isinstance(M, str):
-            checks.one_of(name, "M", M, ("jacobi",))
+            checks.check_choice(name, "M", M, ("jacobi",))
             M = Jacobi(A)
         if not (M is None or isinstance(M, Preconditioner)):
             raise TypeError(
@@ -137,7 +137,9 @@ class PolynomialPreconditioner(Preconditioner):
     def _parameter(self, key: str, value: Any) -> float | Tensor:
         """A positive float, or a tensor with one per matrix, as a factor of blocks of columns."""
         values = self.A.values.expand(*self.batch_shape, -1)
-        value = in_open_interval(type(self).__name__, key, value, values, math.inf, "be positive and finite")
+        value = check_open_interval(
+            type(self).__name__, key, value, values, math.inf, "be positive and finite"
+        )
         if not isinstance(value, Tensor):
             return value
         self.depends_on = (*self.depends_on, value)
@@ -198,9 +200,9 @@ class Neumann(PolynomialPreconditioner):
         self.weight, self._weight = weight, self._parameter("weight", weight)
 
     def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:
-        x = scaled(self._weight, M(R))
+        x = multiply_columns(self._weight, M(R))
         for _ in range(self.degree):
-            x = x + scaled(self._weight, M(R - A(x)))
+            x = x + multiply_columns(self._weight, M(R - A(x)))
         return x
 
     def mv(self, R: Tensor) -> Tensor:
@@ -274,19 +276,19 @@ class Chebyshev(PolynomialPreconditioner):
         else:
             self.lmin, narrow = lmin, self._parameter("lmin", lmin)
         self._check_order(narrow, wide)
-        self._coefficients = _of_chebyshev((wide + narrow) / 2, (wide - narrow) / 2, self.degree)
+        self._coefficients = _chebyshev_steps((wide + narrow) / 2, (wide - narrow) / 2, self.degree)
         self._sweeps, inverse = None, self._inverse_diagonal()
         if inverse is not None:
-            scale, momentum = (_stacked(t, A.values) for t in zip(*self._coefficients, strict=True))
+            scale, momentum = (_stack(t, A.values) for t in zip(*self._coefficients, strict=True))
             self._sweeps = scale.unsqueeze(-1) * inverse, momentum
 
     def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:
         (first, _), *rest = self._coefficients
-        r, x = R, scaled(first, M(R))
+        r, x = R, multiply_columns(first, M(R))
         step = x
         for scale, momentum in rest:
             r = r - A(step)
-            step = scaled(momentum, step) + scaled(scale, M(r))
+            step = multiply_columns(momentum, step) + multiply_columns(scale, M(r))
             x = x + step
         return x
 
@@ -300,7 +302,7 @@ class Chebyshev(PolynomialPreconditioner):
         A, n = self.A, self.shape[0]
         if n == 0:
             return torch.ones(self.batch_shape, dtype=A.dtype, device=A.device)
-        start = A.pattern._planned(_start)[0].to(A.values)
+        start = A.pattern._plan_once(_start)[0].to(A.values)
         apply, inner = self._operator(False), self._inner(False)
         found = largest_eigenvalue(lambda X: inner(apply(X)), start.expand(*self.batch_shape, n, 1))
         if torch.compiler.is_dynamo_compiling() or not found.is_cpu:
@@ -324,7 +326,7 @@ class Chebyshev(PolynomialPreconditioner):
             raise ValueError(f"Chebyshev: lmin must not be above lmax, got {self.lmin} and {self.lmax}")
 
 
-def _of_chebyshev(theta: Any, delta: Any, degree: int) -> list[tuple[Any, Any]]:
+def _chebyshev_steps(theta: Any, delta: Any, degree: int) -> list[tuple[Any, Any]]:
     """a and m of the steps x <- x + a M (r - A x) + m (x - the x before), from 0, with rho_0 = delta / theta,
 
         rho_k = delta s_k,  s_k = 1 / (2 theta - delta rho_{k-1}),  a_k = 2 s_k,  m_k = rho_k rho_{k-1}
@@ -338,7 +340,7 @@ def _of_chebyshev(theta: Any, delta: Any, degree: int) -> list[tuple[Any, Any]]:
     return found
 
 
-def _stacked(numbers: tuple[Any, ...], like: Tensor) -> Tensor:
+def _stack(numbers: tuple[Any, ...], like: Tensor) -> Tensor:
     """Stack without a copy from the host, which a CUDA graph could not capture."""
     return torch.stack([t.reshape(()) if isinstance(t, Tensor) else like.new_full((), t) for t in numbers])
 
@@ -459,16 +461,16 @@ class Polynomial(PolynomialPreconditioner):
         """Evaluate the polynomial by Horner's and Clenshaw's schemes."""
         c = [t[..., None, None] if t.dim() else t for t in self.coefficients.unbind(-1)]
         V = M(R)
-        out = scaled(c[-1], V)
+        out = multiply_columns(c[-1], V)
         if self.interval is None:
             for k in reversed(range(len(c) - 1)):
-                out = scaled(c[k], V) + M(A(out))
+                out = multiply_columns(c[k], V) + M(A(out))
             return out
         lo, hi = self.interval.unbind()
         before = torch.zeros_like(out)
         for k in reversed(range(len(c) - 1)):
-            mapped = over(2 * M(A(out)) - scaled(hi + lo, out), hi - lo)
-            out, before = scaled(c[k], V) + (mapped if k == 0 else 2 * mapped) - before, out
+            mapped = divide_columns(2 * M(A(out)) - multiply_columns(hi + lo, out), hi - lo)
+            out, before = multiply_columns(c[k], V) + (mapped if k == 0 else 2 * mapped) - before, out
         return out
 
 

@@ -13,10 +13,10 @@ from learnsolve.matrix.cache import readable
 from learnsolve.matrix.checks import Numbers, RealSystem, System, per_row
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.arithmetic import in_open_interval, inside, plain_values
-from learnsolve.ops.indexing import _plan_permutation, permuted
-from learnsolve.ops.products import over, scaled, times
-from learnsolve.ops.structure import diagonal, scale_columns, shared_inverse_diagonal, symmetry
+from learnsolve.ops.arithmetic import check_inside, check_open_interval, plain_values
+from learnsolve.ops.indexing import _plan_permutation, permute_values
+from learnsolve.ops.products import divide_columns, multiply_columns, times
+from learnsolve.ops.structure import diagonal, reuse_inverse_diagonal, scale_columns, symmetry
 from learnsolve.ops.triangular import sptrsv, tril
 from learnsolve.ordering import greedy_coloring
 from learnsolve.preconditioners.base import Part, Preconditioner, finite
@@ -131,7 +131,7 @@ class Jacobi(Diagonal):
             checks.real("Jacobi", "weight", weight, "finite")
         elif readable(weight):
             finite("Jacobi", "weight", weight)
-        self.weight, self._inverse = weight, shared_inverse_diagonal(A, "Jacobi")
+        self.weight, self._inverse = weight, reuse_inverse_diagonal(A, "Jacobi")
         plain = not isinstance(weight, Tensor) and weight == 1
         self.d = self._inverse if plain else times(self._inverse, self.weight)
         self.batch_shape = self.d.shape[:-1]
@@ -171,36 +171,36 @@ class Sweep(NamedTuple):
 
     def system(self, A: CSR, omega: float | Tensor) -> CSR:
         """T, in the order of the sweep."""
-        values = _with_diagonal_divided(A, omega)
+        values = _divide_diagonal(A, omega)
         if self.multicolor:
-            return A.pattern._planned(color_order).matrix(CSR(values, A.pattern))
+            return A.pattern._plan_once(color_order).matrix(CSR(values, A.pattern))
         return CSR(values, A.pattern)
 
-    def copied_system(self, A: CSR, omega: float | Tensor) -> CSR:
+    def clone_system(self, A: CSR, omega: float | Tensor) -> CSR:
         """T, unaffected by in-place changes of A's values."""
         T = self.system(A, omega)
         return T.clone() if T.values is A.values else T
 
     def pattern(self, original: SparsityPattern) -> SparsityPattern:
         """The pattern of T."""
-        return original._planned(color_order).pattern if self.multicolor else original
+        return original._plan_once(color_order).pattern if self.multicolor else original
 
     def apply(
         self, T: CSR, original: SparsityPattern, omega: float | Tensor, R: Tensor, transpose: bool
     ) -> Tensor:
         """M R or M^T R for blocks of columns R (..., n, k), for the matrix on the pattern `original`."""
         if self.multicolor:
-            order = original._planned(color_order)
-            return order.back(self._in_order(T, omega, order.there(R), transpose))
-        return self._in_order(T, omega, R, transpose)
+            order = original._plan_once(color_order)
+            return order.back(self._sweep_rows(T, omega, order.there(R), transpose))
+        return self._sweep_rows(T, omega, R, transpose)
 
-    def _in_order(self, T: CSR, omega: float | Tensor, R: Tensor, transpose: bool) -> Tensor:
+    def _sweep_rows(self, T: CSR, omega: float | Tensor, R: Tensor, transpose: bool) -> Tensor:
         if self.direction != "symmetric":
             return sptrsv(T, R, lower=self.direction == "forward", transpose=transpose)
         # M^T = (2 - omega) (D / omega + L)^-T (D / omega) (D / omega + U)^-T: the upper triangle first.
         z = sptrsv(T, R, lower=not transpose, transpose=transpose)
         factor = 2 - (omega[..., None, None] if isinstance(omega, Tensor) else omega)
-        z = scaled(factor, diagonal(T).unsqueeze(-1)) * z
+        z = multiply_columns(factor, diagonal(T).unsqueeze(-1)) * z
         return sptrsv(T, z, lower=transpose, transpose=transpose)
 
 
@@ -214,12 +214,12 @@ _RANGE: tuple[float, str, tuple[str, str]] = (
 def check_relaxation(function: str, A: CSR, omega: Any) -> float | Tensor:
     """Check the diagonal, and omega, which is returned as a float or tensor."""
     with torch.no_grad():  # for its errors: the diagonal must not have zeros
-        shared_inverse_diagonal(A, function)
-    return in_open_interval(function, "omega", omega, A.values, *_RANGE)
+        reuse_inverse_diagonal(A, function)
+    return check_open_interval(function, "omega", omega, A.values, *_RANGE)
 
 
 def check_omega(function: str, omega: float | Tensor) -> None:
-    inside(function, "omega", omega, *_RANGE)
+    check_inside(function, "omega", omega, *_RANGE)
 
 
 def check_sweep(function: str, A: Any, multicolor: Any) -> None:
@@ -227,25 +227,25 @@ def check_sweep(function: str, A: Any, multicolor: Any) -> None:
     checks.dtype(function, "A.values", A.values)
     checks.flag(function, "multicolor", multicolor)
     with torch.no_grad():  # for its errors: the diagonal must not have zeros
-        shared_inverse_diagonal(A, function)
+        reuse_inverse_diagonal(A, function)
 
 
-def _with_diagonal_divided(A: CSR, omega: float | Tensor) -> Tensor:
+def _divide_diagonal(A: CSR, omega: float | Tensor) -> Tensor:
     if not isinstance(omega, Tensor):
         if omega == 1:
             return A.values
     elif omega.dim():
         omega = omega.unsqueeze(-1)
-    d = over(diagonal(A), omega)
+    d = divide_columns(diagonal(A), omega)
     values = A.values.expand(*d.shape[:-1], A.nnz)
     return values.index_copy(-1, A.pattern.diagonal_positions.long(), d)
 
 
-def _reordered(R: Tensor, order: Tensor, back: Tensor) -> Tensor:
+def _reorder(R: Tensor, order: Tensor, back: Tensor) -> Tensor:
     """R[..., order, :]"""
     if R.shape[-1] == 1:  # torch copies rows one by one, but single elements faster
-        return permuted(R.squeeze(-1), order, back).unsqueeze(-1)
-    return permuted(R, order, back, -2)
+        return permute_values(R.squeeze(-1), order, back).unsqueeze(-1)
+    return permute_values(R, order, back, -2)
 
 
 class _Order(NamedTuple):
@@ -258,14 +258,14 @@ class _Order(NamedTuple):
     places: Tensor  # position of each unknown in this order
 
     def matrix(self, A: CSR) -> CSR:
-        return CSR(permuted(A.values, self.at, self.inverse), self.pattern)
+        return CSR(permute_values(A.values, self.at, self.inverse), self.pattern)
 
     def there(self, R: Tensor) -> Tensor:
         """Reorder blocks of columns from the order of the unknowns."""
-        return _reordered(R, self.rows, self.places)
+        return _reorder(R, self.rows, self.places)
 
     def back(self, R: Tensor) -> Tensor:
-        return _reordered(R, self.places, self.rows)
+        return _reorder(R, self.places, self.rows)
 
 
 def color_order(P: SparsityPattern) -> _Order:
@@ -329,7 +329,7 @@ class SOR(Preconditioner):
         self.omega = check_relaxation("SOR", A, omega)
         super().__init__(A, omega)
         self._sweep, self._pattern = Sweep(direction, multicolor), A.pattern
-        self._system = self._sweep.copied_system(A, self.omega)
+        self._system = self._sweep.clone_system(A, self.omega)
 
     def mv(self, R: Tensor) -> Tensor:
         return self._sweep.apply(self._system, self._pattern, self.omega, R, False)
@@ -393,7 +393,7 @@ class SSOR(Preconditioner):
         self.symmetric = symmetry("SSOR", A, symmetric)
         self._sweep, self._pattern = Sweep("symmetric", multicolor), A.pattern
         self.omega = self.omega.clone() if isinstance(self.omega, Tensor) else self.omega
-        self._system = self._sweep.copied_system(A, self.omega)
+        self._system = self._sweep.clone_system(A, self.omega)
 
     def mv(self, R: Tensor) -> Tensor:
         return self._sweep.apply(self._system, self._pattern, self.omega, R, False)

@@ -15,11 +15,11 @@ from torch import Tensor
 from learnsolve.arguments import Index
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors, plain_tensors
-from learnsolve.matrix.checks import RealSystem, SquareMatrix, as_matrix, declared
+from learnsolve.matrix.checks import RealSystem, SquareMatrix, check_arguments, convert_matrix
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops.blocks import block_diag
-from learnsolve.ops.indexing import handed_out, place, places, take, trusted
+from learnsolve.ops.indexing import construct_pattern, place, places, repeat_values, take
 from learnsolve.ops.products import product
 from learnsolve.ops.sparse_products import galerkin
 from learnsolve.ops.structure import symmetry
@@ -61,7 +61,7 @@ class Subdomains(NamedTuple):
     def local_matrices(self, A: CSR, added: Tensor | None = None) -> list[Tensor]:
         """The blocks of A, one (..., count, size, size) per group, with ones on the padded diagonal, plus
         `added`, flat, (..., size)."""
-        flat = place(handed_out(A.values, self.entries), self.at, self.size)
+        flat = place(repeat_values(A.values, self.entries), self.at, self.size)
         flat = flat + torch.zeros(self.size, dtype=A.dtype, device=A.device).index_fill(0, self.padding, 1)
         sizes = [count * size * size for count, size in self.groups]
         flat = flat if added is None else flat + added
@@ -78,9 +78,9 @@ class LocalFactors(NamedTuple):
 
 def plan_factors(slots: SparsityPattern, groups: tuple[tuple[int, int], ...]) -> LocalFactors:
     """The plan for `Subdomains.restriction` and its `groups`."""
-    crow, n = as_numpy(slots.crow_indices), slots.shape[1]
+    crow, n = to_numpy(slots.crow_indices), slots.shape[1]
     row_of = np.full(slots.shape[0], -1, dtype=np.int64)  # row of a slot; -1: padding
-    row_of[np.diff(crow) > 0] = as_numpy(slots.col_indices)
+    row_of[np.diff(crow) > 0] = to_numpy(slots.col_indices)
     rows, columns, at, slot, number = [], [], [], 0, 0
     for count, size in groups:
         i, j = np.tril_indices(size)
@@ -94,31 +94,31 @@ def plan_factors(slots: SparsityPattern, groups: tuple[tuple[int, int], ...]) ->
     row, column = (np.concatenate(t or [row_of[:0]]) for t in (rows, columns))
     order = np.lexsort((column, row))
     starts = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=n))))
-    pattern = trusted(slots, starts, column[order], (n, slots.shape[0]))
+    pattern = construct_pattern(slots, starts, column[order], (n, slots.shape[0]))
     return LocalFactors(pattern, slots._tensor(np.concatenate(at or [row_of[:0]])[order]))
 
 
 def plan_subdomains(P: SparsityPattern, count: int, overlap: int) -> Subdomains:
     """`count` parts by recursive bisection, extended by `overlap` layers of neighbors."""
     G = graph(P)
-    return _planned(P, G, _bisected(G, count), overlap)
+    return _plan_overlap(P, G, _bisect(G, count), overlap)
 
 
-def plan_given(P: SparsityPattern, cores: Sequence[np.ndarray], overlap: int) -> Subdomains:
-    return _planned(P, graph(P), cores, overlap)
+def plan_explicit(P: SparsityPattern, cores: Sequence[np.ndarray], overlap: int) -> Subdomains:
+    return _plan_overlap(P, graph(P), cores, overlap)
 
 
 def graph(P: SparsityPattern) -> Any:
     """Ones where rows are coupled in either direction, and on the diagonal."""
     n = P.shape[0]
     ones = np.ones(P.nnz, dtype=np.int32)
-    S = scipy.sparse.csr_array((ones, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
+    S = scipy.sparse.csr_array((ones, to_numpy(P.col_indices), to_numpy(P.crow_indices)), shape=P.shape)
     G = scipy.sparse.csr_array(S + S.T + scipy.sparse.diags_array(np.ones(n), dtype=np.int32))
     G.data[:] = 1
     return G
 
 
-def _bisected(G: Any, count: int) -> list[np.ndarray]:
+def _bisect(G: Any, count: int) -> list[np.ndarray]:
     """Recursive halves along breadth-first levels from a peripheral vertex (SciPy's reverse Cuthill-McKee
     order), in proportion if `count` is odd."""
     done, todo = [], [(np.arange(G.shape[0]), G, count)] if count else []
@@ -134,7 +134,7 @@ def _bisected(G: Any, count: int) -> list[np.ndarray]:
     return done
 
 
-def _planned(P: SparsityPattern, G: Any, cores: Sequence[np.ndarray], overlap: int) -> Subdomains:
+def _plan_overlap(P: SparsityPattern, G: Any, cores: Sequence[np.ndarray], overlap: int) -> Subdomains:
     n, count = P.shape[0], len(cores)
     sizes = np.array([len(c) for c in cores], dtype=np.int64)
     crow = np.concatenate(([0], np.cumsum(sizes)))
@@ -164,7 +164,7 @@ def _planned(P: SparsityPattern, G: Any, cores: Sequence[np.ndarray], overlap: i
     # Slots: padding gives empty rows of the restriction.
     lengths = np.stack((sizes, padded - sizes), 1).reshape(-1)
     filled = np.repeat(np.tile((1, 0), count), lengths)
-    slots = trusted(P, np.concatenate(([0], np.cumsum(filled))), B.indices, (first_slot[-1], n))
+    slots = construct_pattern(P, np.concatenate(([0], np.cumsum(filled))), B.indices, (first_slot[-1], n))
     owned = owner[B.indices] == np.repeat(numbers, sizes)
     local = np.concatenate([np.arange(p - s) + s for s, p in zip(sizes, padded, strict=True)] or [sizes])
     base, width = (np.repeat(v, padded - sizes) for v in (first_number[:-1], padded))
@@ -180,7 +180,7 @@ def _planned(P: SparsityPattern, G: Any, cores: Sequence[np.ndarray], overlap: i
         places(P, entries),
         P._tensor(at),
         P._tensor(padding),
-        trusted(P, ownership, owner, (n, count)),
+        construct_pattern(P, ownership, owner, (n, count)),
     )
 
 
@@ -190,7 +190,7 @@ def _entries(
     """Positions in the local matrices, and their entries of A."""
     n = P.shape[0]
     numbers = np.arange(1, P.nnz + 1)  # from 1 on: SciPy could drop a zero
-    S = scipy.sparse.csr_array((numbers, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
+    S = scipy.sparse.csr_array((numbers, to_numpy(P.col_indices), to_numpy(P.crow_indices)), shape=P.shape)
     # Row s of T is the row of A in slot s, restricted to columns in the subdomain.
     T = scipy.sparse.csr_array(S[B.indices])
     T.sort_indices()
@@ -206,23 +206,23 @@ def _entries(
     return first_number[subdomain] + row * padded[subdomain] + column, T.data[there] - 1
 
 
-def sizes_of(plan: Subdomains) -> np.ndarray:
+def subdomain_sizes(plan: Subdomains) -> np.ndarray:
     """The number of rows of each subdomain, in the user's order."""
-    filled = as_numpy(plan.restriction.crow_indices)
+    filled = to_numpy(plan.restriction.crow_indices)
     padded = np.repeat([size for _, size in plan.groups], [count for count, _ in plan.groups])
     sizes = np.diff(filled[np.concatenate(([0], np.cumsum(padded))).astype(np.int64)])
     found = np.empty_like(sizes, dtype=np.int64)
-    found[as_numpy(plan.numbers)] = sizes
+    found[to_numpy(plan.numbers)] = sizes
     return found
 
 
-def plan_of(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> Subdomains:
+def choose_plan(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> Subdomains:
     """The plan for the arguments of `AdditiveSchwarz`, cached with A's pattern."""
     n = A.shape[0]
     if subdomains is None:
         count = -(-n // _CORE) if n_subdomains is None else n_subdomains
         checks.integer("AdditiveSchwarz", "n_subdomains", count, min(n, 1), n)
-        return A.pattern._planned(plan_subdomains, count, overlap)
+        return A.pattern._plan_once(plan_subdomains, count, overlap)
     if n_subdomains is not None:
         raise ValueError("AdditiveSchwarz: subdomains and n_subdomains were both given. Remove one")
     try:
@@ -243,8 +243,8 @@ def plan_of(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> 
         )
     if torch.compiler.is_dynamo_compiling():
         with plain_tensors():
-            return plan_given(A.pattern, cores, overlap)
-    return A.pattern._planned(plan_given, _Cores(cores), overlap)
+            return plan_explicit(A.pattern, cores, overlap)
+    return A.pattern._plan_once(plan_explicit, _Cores(cores), overlap)
 
 
 class _Cores(list):
@@ -258,7 +258,7 @@ class _Cores(list):
 
 
 def _rows(rows: Any, number: int, n: int) -> np.ndarray:
-    a = as_numpy(rows) if isinstance(rows, Tensor) else np.asarray(rows)
+    a = to_numpy(rows) if isinstance(rows, Tensor) else np.asarray(rows)
     if a.ndim != 1 or a.size == 0 or a.dtype.kind not in "iu":
         raise ValueError(
             f"AdditiveSchwarz: subdomains[{number}] must be a list of one or more integers, got {a.dtype} of "
@@ -279,7 +279,7 @@ def _rows(rows: Any, number: int, n: int) -> np.ndarray:
 
 
 @makes_plain_tensors
-@declared
+@check_arguments
 def interface_pattern(
     A: SquareMatrix,
     subdomains: Sequence[Any] | None = None,
@@ -323,8 +323,8 @@ def interface_pattern(
     >>> robin.grad.shape
     torch.Size([2])
     """
-    plan = plan_of(A, subdomains, n_subdomains, overlap)
-    sizes, rows = sizes_of(plan), rows_of(plan)
+    plan = choose_plan(A, subdomains, n_subdomains, overlap)
+    sizes, rows = subdomain_sizes(plan), subdomain_rows(plan)
     n, total = A.shape[0], len(rows)
     which = np.repeat(np.arange(len(sizes)), sizes)  # subdomain of each local row
     at = np.arange(total + 1)
@@ -340,19 +340,21 @@ def interface_pattern(
     i, j = coupled.row[keep], j[keep]
     order = np.lexsort((j, i))
     starts = np.concatenate(([0], np.cumsum(np.bincount(i, minlength=total))))
-    return trusted(A.pattern, starts, j[order], (total, total))
+    return construct_pattern(A.pattern, starts, j[order], (total, total))
 
 
-def rows_of(plan: Subdomains) -> np.ndarray:
+def subdomain_rows(plan: Subdomains) -> np.ndarray:
     """The rows of A of the local rows, in the order of the subdomains."""
-    sizes, numbers = sizes_of(plan), as_numpy(plan.numbers)
-    rows = as_numpy(plan.restriction.col_indices).astype(np.int64)  # in the order of the plan
+    sizes, numbers = subdomain_sizes(plan), to_numpy(plan.numbers)
+    rows = to_numpy(plan.restriction.col_indices).astype(np.int64)  # in the order of the plan
     return rows[np.argsort(np.repeat(numbers, sizes[numbers]), kind="stable")]
 
 
 def added(L: CSR, plan: Subdomains) -> Tensor:
     """The values of L at their positions in the concatenated local matrices: (..., plan.size)."""
-    (at,) = plan.restriction._planned(_places, L.pattern, plan.groups, tuple(as_numpy(plan.numbers).tolist()))
+    (at,) = plan.restriction._plan_once(
+        _places, L.pattern, plan.groups, tuple(to_numpy(plan.numbers).tolist())
+    )
     return place(L.values, at, plan.size)
 
 
@@ -363,10 +365,10 @@ def _places(
     starts = np.concatenate(([0], np.cumsum(padded)))
     sizes, first, width = (np.empty(len(numbers), dtype=np.int64) for _ in range(3))
     order = np.asarray(numbers, dtype=np.int64)
-    sizes[order] = np.diff(as_numpy(slots.crow_indices)[starts])
+    sizes[order] = np.diff(to_numpy(slots.crow_indices)[starts])
     first[order], width[order] = np.concatenate(([0], np.cumsum(padded**2)))[:-1], padded
     offsets = np.concatenate(([0], np.cumsum(sizes)))
-    i, j = as_numpy(P.row_indices).astype(np.int64), as_numpy(P.col_indices).astype(np.int64)
+    i, j = to_numpy(P.row_indices).astype(np.int64), to_numpy(P.col_indices).astype(np.int64)
     k = np.searchsorted(offsets, i, side="right") - 1
     wrong = (j < offsets[k]) | (j >= offsets[k + 1])
     if wrong.any():
@@ -448,7 +450,7 @@ class AdditiveSchwarz(Preconditioner):
         check_numbers(name, A)
         if restricted != "symmetric":
             checks.flag(name, "restricted", restricted)
-        self.plan = plan = plan_of(A, subdomains, n_subdomains, overlap)
+        self.plan = plan = choose_plan(A, subdomains, n_subdomains, overlap)
         L = None if local is None else self._local(A, local)
         self.inverses = self._inverses(A, L)
         ones = torch.ones(plan.restriction.nnz, dtype=A.dtype, device=A.device)
@@ -466,13 +468,13 @@ class AdditiveSchwarz(Preconditioner):
     def _local(self, A: CSR, local: CSR | Sequence[Any]) -> CSR:
         """`local` as one block-diagonal CSR."""
         name, sizes = "AdditiveSchwarz", self.sizes
-        L: Any = as_matrix(local)
+        L: Any = convert_matrix(local)
         if isinstance(L, (list, tuple)):
             if len(L) != len(sizes):
                 raise ValueError(
                     f"{name}: local must have one matrix for each of {len(sizes)} subdomains, got {len(L)}"
                 )
-            blocks = [as_matrix(block) for block in L]
+            blocks = [convert_matrix(block) for block in L]
             for i, (block, size) in enumerate(zip(blocks, sizes, strict=True)):
                 checks.matrix(name, f"local[{i}]", block)
                 if block.shape != (size, size):
@@ -518,12 +520,12 @@ class AdditiveSchwarz(Preconditioner):
     @property
     @makes_plain_tensors
     def sizes(self) -> tuple[int, ...]:
-        return tuple(sizes_of(self.plan).tolist())
+        return tuple(subdomain_sizes(self.plan).tolist())
 
     @property
     @makes_plain_tensors
     def rows(self) -> Tensor:
-        return torch.from_numpy(rows_of(self.plan)).to(self.plan.numbers.device)
+        return torch.from_numpy(subdomain_rows(self.plan)).to(self.plan.numbers.device)
 
     def mv(self, R: Tensor) -> Tensor:
         return self._sum(R, self._into, self._out, False)
@@ -560,7 +562,7 @@ class AdditiveSchwarz(Preconditioner):
         factors = [cholesky(X) for X in self.inverses]
         if any(L is None for L in factors):
             return None
-        plan = self.plan.restriction._planned(plan_factors, self.plan.groups)
+        plan = self.plan.restriction._plan_once(plan_factors, self.plan.groups)
         numbers = torch.cat([L.flatten(-3) for L in factors], -1)  # type: ignore[union-attr]
         return CSR(take(numbers, plan.at), plan.pattern)
 

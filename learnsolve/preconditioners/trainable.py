@@ -21,7 +21,7 @@ from learnsolve.matrix import checks, convert
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nn.modules import HoldsPattern, _difference, parameter
-from learnsolve.ops.indexing import permuted
+from learnsolve.ops.indexing import permute_values
 from learnsolve.preconditioners.base import Part, Preconditioner, check_constants, finite
 from learnsolve.preconditioners.factors import FactorPreconditioner, check_has_diagonal
 from learnsolve.preconditioners.relaxation import Diagonal
@@ -29,7 +29,7 @@ from learnsolve.preconditioners.relaxation import Diagonal
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-class Saved(torch.nn.Module):
+class SavedModule(torch.nn.Module):
     """Base of modules that `preconditioners.load` reads, by the name of their class. A subclass has
 
     settings()              arguments of its constructor, for JSON, that make one with the same state dict;
@@ -59,7 +59,9 @@ class Saved(torch.nn.Module):
         convert.write_tensors("save", path, self.state_dict(), self.header())
 
 
-def load(path: str | Path, *, M: Preconditioner | None = None, device: torch.device | str = "cpu") -> Saved:
+def load(
+    path: str | Path, *, M: Preconditioner | None = None, device: torch.device | str = "cpu"
+) -> SavedModule:
     """Read a network A -> M, or another module saved by its `save`, such as a `Trainable`, from its file.
 
     Parameters
@@ -115,7 +117,7 @@ def load(path: str | Path, *, M: Preconditioner | None = None, device: torch.dev
 
 def _made(
     path: str | Path, about: str, tensors: dict[str, Tensor], other: str, M: Preconditioner | None
-) -> Saved:
+) -> SavedModule:
     """The module with these settings."""
     try:
         facts = json.loads(about)
@@ -126,7 +128,7 @@ def _made(
         raise ValueError(
             f"load: {path} has format {made_by!r}, this version reads format 1. Update learnsolve"
         )
-    classes = _subclasses(Saved)
+    classes = _subclasses(SavedModule)
     if not isinstance(kind, str) or kind not in classes:
         raise ValueError(f"load: {path} is of {kind!r}, known are {', '.join(sorted(classes))}. {other}")
     start = settings.get("start")
@@ -147,9 +149,9 @@ def _made(
         raise ValueError(f"load: the settings in {path} are damaged ({error})") from error
 
 
-def _subclasses(kind: type[Saved]) -> dict[str, type[Saved]]:
+def _subclasses(kind: type[SavedModule]) -> dict[str, type[SavedModule]]:
     """By name. Of several with the same name, the one defined last."""
-    found: dict[str, type[Saved]] = {}
+    found: dict[str, type[SavedModule]] = {}
     for below in kind.__subclasses__():
         found |= {below.__name__: below} | _subclasses(below)
     return found
@@ -200,11 +202,13 @@ def _raw(value: Tensor, how: str | None) -> Tensor:
     return value.log() if how == "exp" else value + (-torch.expm1(-value)).log()
 
 
-def module_of(name: str, part: Part, how: str | None, learned: bool) -> torch.nn.Module:
+def wrap_parameter(name: str, part: Part, how: str | None, learned: bool) -> torch.nn.Module:
     """The module of a part with this name, or a list with one module per item of a sequence."""
     value, how = part.value, how if part.positive else None
     if isinstance(value, (list, tuple)):
-        items = (module_of(f"{name}[{i}]", part._replace(value=v), how, learned) for i, v in enumerate(value))
+        items = (
+            wrap_parameter(f"{name}[{i}]", part._replace(value=v), how, learned) for i, v in enumerate(value)
+        )
         return torch.nn.ModuleList(items)
     if isinstance(value, CSR):
         return MatrixValues("Trainable", name, value, how, part.positive == "absolute diagonal")
@@ -269,7 +273,7 @@ class MatrixValues(HoldsPattern):
             return
         checks.square(function, name, start.shape)
         check_has_diagonal(function, name, start)
-        split, _ = start.pattern._planned(_plan_split)
+        split, _ = start.pattern._plan_once(_plan_split)
         off, diagonal = start.values.detach()[..., split].tensor_split((-start.shape[0],), -1)
         size = diagonal.abs() if signed else diagonal
         # The solve divides by the diagonal, and the reciprocal of a subnormal number overflows.
@@ -291,9 +295,9 @@ class MatrixValues(HoldsPattern):
         if self.how is None:
             return CSR(self.values, self.pattern)
         d = positive(getattr(self, self.key), self.how)
-        split, join = self.pattern._planned(_plan_split)
+        split, join = self.pattern._plan_once(_plan_split)
         values = torch.cat((self.off_diagonal, self.sign * d if self.signed else d), -1)
-        return CSR(permuted(values, join, split), self.pattern)
+        return CSR(permute_values(values, join, split), self.pattern)
 
     forward = matrix
 
@@ -301,7 +305,7 @@ class MatrixValues(HoldsPattern):
         return f"{self.pattern.shape}, nnz={self.pattern.nnz}, positive={self.how!r}"
 
 
-def settings_of(module: Trainable) -> dict[str, Any]:
+def read_settings(module: Trainable) -> dict[str, Any]:
     """Settings for JSON; "complete" if `made` needs only these and the tensors of the file."""
     M: Any = module.M
     complete = not module._keeps_tensors and isinstance(M, (Diagonal, FactorPreconditioner))
@@ -337,7 +341,7 @@ def _matrix(tensors: dict[str, Tensor], name: str, shape: tuple[int, int]) -> CS
     return CSR(ones.expand(*values.shape[:-1], -1), pattern)
 
 
-class Trainable(Saved, Preconditioner):
+class Trainable(SavedModule, Preconditioner):
     """A preconditioner with parameters: tensors of M, or of a subclass. Solvers compute their gradient with
     gradient="unrolled" or "checkpointed". Table of names and defaults: docs/preconditioners.md.
 
@@ -413,9 +417,9 @@ class Trainable(Saved, Preconditioner):
             raise ValueError(f"Trainable: positive={positive!r} does not apply to {self.learn}. Remove it")
         held = [*self.learn, *(name for name, part in parts.items() if part.state and name not in self.learn)]
         for name in held:
-            self.add_module(name, module_of(name, parts[name], positive, name in self.learn))
+            self.add_module(name, wrap_parameter(name, parts[name], positive, name in self.learn))
         self.M, self._held = M.with_tensors(dict.fromkeys(held)), tuple(held)
-        self._keeps_tensors = self.M._like() is not None
+        self._keeps_tensors = self.M._reference_tensor() is not None
         check_constants(self.M._tensors())
         self.shape, self.batch_shape = M.shape, M.batch_shape
         self.linear, self.symmetric = self.M.linear, self.M.symmetric
@@ -435,7 +439,7 @@ class Trainable(Saved, Preconditioner):
             raise NotImplementedError(f"{type(self).__name__} must define build, or mv")
         parts = {name: current(self._modules[name]) for name in self._held}
         if self._keeps_tensors:
-            part, fixed = parts[self._held[0]], self.M._of_one_kind()
+            part, fixed = parts[self._held[0]], self.M._require_reference()
             learned = part[0] if isinstance(part, list) else part
             if (learned.dtype, learned.device) != (fixed.dtype, fixed.device):
                 raise TypeError(
@@ -447,7 +451,7 @@ class Trainable(Saved, Preconditioner):
 
     def on(self, M: Preconditioner) -> Trainable:
         """The same parameters for the matrix of M: ``learned.on(Jacobi(B))``."""
-        other = self._compared("on", M)
+        other = self._compare_parts("on", M)
         for name in self._held:
             setattr(other, name, getattr(self, name))
         return other
@@ -456,12 +460,12 @@ class Trainable(Saved, Preconditioner):
     def assign_(self, M: Preconditioner) -> Self:
         """Set the parameters, in place, to the tensors of M, on the patterns of this module and in its dtype:
         ``learned.assign_(IC(B))``. After an error nothing has changed."""
-        theirs = self._compared("assign_", M).state_dict()
+        theirs = self._compare_parts("assign_", M).state_dict()
         for name, tensor in self.state_dict().items():
             tensor.copy_(theirs[name])
         return self
 
-    def _compared(self, function: str, M: Preconditioner) -> Trainable:
+    def _compare_parts(self, function: str, M: Preconditioner) -> Trainable:
         """A module that starts at M, checked to have the same state as this."""
         other = Trainable(M, learn=self.learn, positive=self.positive)
         if other.settings() != self.settings():
@@ -479,10 +483,10 @@ class Trainable(Saved, Preconditioner):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """`.to`, `.float` and the like also move the fixed part, first, because that may raise."""
-        if self.M is not None and (like := self.M._like()) is not None:
+        if self.M is not None and (like := self.M._reference_tensor()) is not None:
             to = fn(like.detach())
             if (to.dtype, to.device) != (like.dtype, like.device):
-                self.M = self.M._converted(dtype=to.dtype, device=to.device)
+                self.M = self.M._convert(dtype=to.dtype, device=to.device)
         return super()._apply(fn, recurse)
 
     def mv(self, R: Tensor) -> Tensor:
@@ -501,7 +505,7 @@ class Trainable(Saved, Preconditioner):
         """A description of M, and the other arguments, for JSON."""
         if self.M is None:
             return super().settings()
-        return {"start": settings_of(self), "learn": list(self.learn), "positive": self.positive}
+        return {"start": read_settings(self), "learn": list(self.learn), "positive": self.positive}
 
     @classmethod
     def _made(cls, settings: dict[str, Any], tensors: dict[str, Tensor], M: Any = None) -> Self:

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.arguments import Rule, one_of
+from learnsolve.arguments import Rule, check_choice
 from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.checks import real_tensor
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, check_device, sort_triples
-from learnsolve.ops.indexing import permuted
+from learnsolve.ops.indexing import permute_values
 from learnsolve.ops.products import product
 from learnsolve.ops.stencils import stencil_entries
 
@@ -71,7 +71,7 @@ def coefficient(*allowed: int, vector: bool = False, positive: bool = False) -> 
                 f"{function}: {name} must have {first}{numbers} axes, got shape {tuple(value.shape)}. "
                 "For a batch, pass dimensions, the number of axes of the grid"
             )
-        one_of(function, "dimensions", d, allowed)
+        check_choice(function, "dimensions", d, allowed)
         if value.dim() < d + vector or min(value.shape[-d:]) < 1 or (vector and value.shape[-d - 1] != d):
             shape = ", ".join(["...", *([str(d)] if vector else []), *("nx", "ny", "nz")[:d]])
             raise ValueError(
@@ -220,7 +220,7 @@ def pattern_of_rows(
     index = index_dtype(n, int(inside.sum()))
     crow = torch.from_numpy(np.concatenate(([0], inside.sum(1).cumsum()))).to(device, index)
     col = torch.from_numpy(numbers[inside]).to(device, index)
-    return SparsityPattern._trusted(crow, col, (len(numbers), n))
+    return SparsityPattern._construct(crow, col, (len(numbers), n))
 
 
 @makes_plain_tensors
@@ -250,7 +250,7 @@ def stencil_matrix(
     crow = torch.from_numpy(np.concatenate(([0], np.bincount(row, minlength=n).cumsum()))).to(index)
     col = torch.from_numpy(columns).to(index)
     values = torch.from_numpy(stencil[stencil != 0]).to(dtype)[torch.from_numpy(place)]
-    return CSR(values.to(device), SparsityPattern._trusted(crow.to(device), col.to(device), (n, n)))
+    return CSR(values.to(device), SparsityPattern._construct(crow.to(device), col.to(device), (n, n)))
 
 
 # Angles of the eigenvectors of a symmetric stencil (b, a, b), whose eigenvalues are a + 2 b cos theta_k: by
@@ -314,7 +314,7 @@ class SymmetricPlan(NamedTuple):
     def matrix(self, diagonal: Tensor, above: Tensor) -> CSR:
         """For d of shape (..., n) and c of shape (..., u)."""
         parts = torch.cat((diagonal, above, above), -1)
-        return CSR(permuted(parts, self.forward, self.backward), self.pattern)
+        return CSR(permute_values(parts, self.forward, self.backward), self.pattern)
 
 
 def symmetric_plan(n: int, rows: np.ndarray, columns: np.ndarray, device: torch.device) -> SymmetricPlan:
@@ -328,7 +328,7 @@ def symmetric_plan(n: int, rows: np.ndarray, columns: np.ndarray, device: torch.
     backward[forward] = np.arange(nnz)
     crow, col = (torch.from_numpy(a).to(device, index) for a in (crow, col))
     forward, backward = (torch.from_numpy(a).to(device) for a in (forward, backward))
-    return SymmetricPlan(SparsityPattern._trusted(crow, col, (n, n)), forward, backward)
+    return SymmetricPlan(SparsityPattern._construct(crow, col, (n, n)), forward, backward)
 
 
 # Few: a pattern of 10^6 cells and the caches of its operations take about 100 MB.
@@ -393,6 +393,6 @@ def element_plan(
     index = index_dtype(max(n + len(pairs), count), len(rows))
     crow, col, order, _ = sort_triples(rows, sources, (n + len(pairs), count))
     crow, col = (torch.from_numpy(a).to(device, index) for a in (crow, col))
-    places = SparsityPattern._trusted(crow, col, (n + len(pairs), count))
+    places = SparsityPattern._construct(crow, col, (n + len(pairs), count))
     plan = symmetric_plan(n, pairs // n, pairs % n, device)
     return ElementPlan(plan, places, torch.from_numpy(local[order]).to(device))

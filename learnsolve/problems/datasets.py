@@ -21,8 +21,8 @@ from learnsolve.arguments import (
     Positive,
     Rule,
     at_least,
+    check_choice,
     integer,
-    one_of,
     read_rule,
 )
 from learnsolve.matrix.cache import makes_plain_tensors
@@ -121,7 +121,7 @@ class LogGaussianDiffusion(Family):
         super().__post_init__()
         contrast = self.contrast
         if isinstance(contrast, str):
-            one_of("dataset", "contrast", contrast, ("published",))
+            check_choice("dataset", "contrast", contrast, ("published",))
             contrast = _CONTRAST.get((self.n, self.variance))
             if contrast is None:
                 known = ", ".join(map(str, _CONTRAST))

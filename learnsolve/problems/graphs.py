@@ -12,7 +12,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.checks import real_tensor
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import as_numpy
+from learnsolve.matrix.pattern import to_numpy
 from learnsolve.problems._grid import ElementPlan, MatrixProperties, check_sign, element_plan
 from learnsolve.problems.meshes import triangle_edges, triangulate
 
@@ -186,7 +186,7 @@ def grounded_laplacian(
 
 @makes_plain_tensors
 def _free(grounded: Tensor) -> np.ndarray:
-    free = ~as_numpy(grounded)
+    free = ~to_numpy(grounded)
     if not free.any():
         raise ValueError("grounded_laplacian: all nodes are grounded. Leave at least one free")
     return free

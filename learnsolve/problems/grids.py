@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.arguments import Finite, NotNegative, Positive, Rule, checker, real, rules_of
+from learnsolve.arguments import Finite, NotNegative, Positive, Rule, checker, read_rules, real
 from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.checks import RealDtype, number_or_like, real_tensor
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.indexing import permuted
+from learnsolve.ops.indexing import permute_values
 from learnsolve.problems._grid import (
     IDENTITY,
     LINEAR,
@@ -550,7 +550,7 @@ def convection_diffusion(
     # The plan of a symmetric matrix, with the entries (lower, upper), then (upper, lower), of the same pairs.
     plan = grid_plan(tuple(wind.shape[-d:]), wind.device)
     parts = torch.cat((diagonal.flatten(-d), *above, *below), -1)
-    return CSR(permuted(parts, plan.forward, plan.backward), plan.pattern)
+    return CSR(permute_values(parts, plan.forward, plan.backward), plan.pattern)
 
 
 def _reaction(reaction: float | Tensor, like: Tensor) -> Tensor:
@@ -647,7 +647,7 @@ def _helmholtz_spectrum(
 
 def _eigenvalues(problem: Callable[..., CSR], spectrum: Callable[..., Separable]) -> Callable[..., Tensor]:
     """The eigenvalues for the arguments of a problem, checked as the problem checks them."""
-    check = checker(spectrum, problem.__name__, rules_of(problem))
+    check = checker(spectrum, problem.__name__, read_rules(problem))
 
     @wraps(spectrum)
     def eigenvalues(*args: object, **keywords: object) -> Tensor:

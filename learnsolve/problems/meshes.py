@@ -14,7 +14,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.cache import Immutable, makes_plain_tensors
 from learnsolve.matrix.checks import real_tensor
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import as_numpy
+from learnsolve.matrix.pattern import to_numpy
 from learnsolve.ops.arithmetic import plain_values
 from learnsolve.problems._grid import ElementPlan, MatrixProperties, check_sign, element_plan
 
@@ -140,7 +140,7 @@ class TriangleMesh(Immutable):
     @classmethod
     def delaunay(cls, points: Points, fixed: Fixed | None = None) -> "TriangleMesh":
         """The Delaunay triangulation of `points`, by SciPy."""
-        triangles = triangulate(as_numpy(plain_values(points).double()))
+        triangles = triangulate(to_numpy(plain_values(points).double()))
         return cls(points, torch.from_numpy(triangles), fixed)
 
     def __reduce__(self):
@@ -154,7 +154,7 @@ class TriangleMesh(Immutable):
     @makes_plain_tensors
     def _plan(self, device: torch.device) -> ElementPlan:
         if device not in self._plans:
-            key = as_numpy(self.triangles).tobytes(), as_numpy(self.fixed).tobytes()
+            key = to_numpy(self.triangles).tobytes(), to_numpy(self.fixed).tobytes()
             self._plans[device] = _plan_elements(*key, device)
         return self._plans[device]
 

@@ -53,12 +53,12 @@ MARKERS = {base.LEARNED: "o", "IC(0)": "s"}
 
 def candidates(network: MatrixNetwork, n: int) -> dict[str, Any]:
     """Preconditioners by name."""
-    found = base.with_amg({base.LEARNED: network, **BASELINES}, n)
+    found = base.add_amg({base.LEARNED: network, **BASELINES}, n)
     ruge = partial(found["AMG"], method="ruge_stuben")
     return found | {"RS-AMG": network.classical if isinstance(network, P.NeuralAMG) else ruge}
 
 
-def iterations_of(network: MatrixNetwork, A: CSR, b: torch.Tensor, rtol: float) -> int | None:
+def count_iterations(network: MatrixNetwork, A: CSR, b: torch.Tensor, rtol: float) -> int | None:
     """Iterations of `cg`, or None if it does not converge."""
     try:
         with quiet():
@@ -89,7 +89,7 @@ def evaluation_rows(recipe: FactorRecipe, scale: int) -> list[base.Row]:
     return rows
 
 
-def outcome_of(recipe: FactorRecipe) -> base.Outcome:
+def make_outcome(recipe: FactorRecipe) -> base.Outcome:
     settings, A = recipe.settings, recipe.A
     rows = [row for scale in (1, *sorted(settings.scales)) for row in evaluation_rows(recipe, scale)]
     about = {"description": settings.describe(), "n": A.shape[0], "nnz": A.nnz}
@@ -98,7 +98,7 @@ def outcome_of(recipe: FactorRecipe) -> base.Outcome:
         "network": base.network_facts(recipe.model),
     }
     rtol = base.middle(settings.tolerances)
-    outcome = base.raced(numbers, rows, "matrices", rtol, f"Trained on {recipe.where}")
+    outcome = base.make_race_outcome(numbers, rows, "matrices", rtol, f"Trained on {recipe.where}")
     if settings.scales:
         outcome.figures["sizes.png"] = partial(sizes_figure, recipe.where, rows, rtol)
     return outcome
@@ -171,11 +171,11 @@ class FactorSettings(VectorSettings):
     def check(self) -> None:
         super().check()
         counts = ("matrices", "batch", "held_out_matrices", "iterations", "evaluated")
-        self.at_least(1, *counts, "evaluated_larger", "repeats")
-        self.at_least(0, "validated")
+        self.check_minimum(1, *counts, "evaluated_larger", "repeats")
+        self.check_minimum(0, "validated")
         self.positive("gamma")
         self.fractions("tolerances")
-        self.at_least(2, "scales")
+        self.check_minimum(2, "scales")
 
     def data(
         self, split: Literal["train", "validation", "test"], count: int, scale: int = 1
@@ -207,7 +207,7 @@ class GraphSettings(FactorSettings):
 
     def check(self) -> None:
         super().check()
-        self.at_least(1, "rounds", "width")
+        self.check_minimum(1, "rounds", "width")
         if not self.aggregate:
             raise SettingError("--aggregate must name an aggregation such as [mean], got []")
 
@@ -268,7 +268,7 @@ class FactorRecipe(base.VectorRecipe):
             "Iterations to the middle one of {tolerances}", "mean, held-out matrices", {"iterations": ""}
         ),
     }
-    outcome = outcome_of
+    outcome = make_outcome
 
     def __init__(self, settings: Any):
         self.settings, self.where = settings, settings.describe()
@@ -335,7 +335,7 @@ class FactorRecipe(base.VectorRecipe):
         solved = loss in ("product", "error")
         return (self.solve(A, vectors) if solved else torch.zeros_like(vectors)), vectors
 
-    def _of_step(self, step: int) -> list[int]:
+    def _draw_indices(self, step: int) -> list[int]:
         """The matrices of this process in a step: each once per epoch, in a new order."""
         positions = (divmod(step * self.count + i, self.settings.matrices) for i in self.indices)
         return [self._order(epoch)[at] for epoch, at in positions]
@@ -347,7 +347,7 @@ class FactorRecipe(base.VectorRecipe):
         return self._epoch[1]
 
     def losses(self, step: int) -> Tensor:
-        which = self._of_step(step)
+        which = self._draw_indices(step)
         if not which:
             return sum(p.sum() * 0 for p in self.model.parameters()).expand(0)  # type: ignore[union-attr]
         if self._fixed is None:
@@ -358,9 +358,9 @@ class FactorRecipe(base.VectorRecipe):
 
     def _losses(self, parts: Iterator[Part]) -> Tensor:
         """One loss per matrix, not divided."""
-        return torch.cat([self._loss_of(part).reshape(-1) for part in parts])
+        return torch.cat([self._part_loss(part).reshape(-1) for part in parts])
 
-    def _loss_of(self, part: Part) -> Tensor:
+    def _part_loss(self, part: Part) -> Tensor:
         A, start, X, B = part
         if self.settings.loss in ("product", "frobenius"):
             L = self.model.factor(start)  # type: ignore  # a FactorNetwork
@@ -371,7 +371,7 @@ class FactorRecipe(base.VectorRecipe):
             errors = (quadratic_form(A, v, symmetric=True) for v in (solution.x - X, X))
             return torch.log(next(errors) / next(errors)) / 2
         relative = base.relative_residuals(solution, torch.linalg.vector_norm(B, dim=-2), iterations)
-        return base.weighted(relative[..., 1:, :], self.settings.gamma).mean(-1)
+        return base.discount_mean(relative[..., 1:, :], self.settings.gamma).mean(-1)
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -383,7 +383,7 @@ class FactorRecipe(base.VectorRecipe):
         """The mean iterations to the middle tolerance on held-out matrices."""
         rtol = base.middle(self.settings.tolerances)
         systems = zip(self.others.matrices, self._validated, strict=False)
-        counts = [iterations_of(self.model, A, b, rtol) for A, b in systems]
+        counts = [count_iterations(self.model, A, b, rtol) for A, b in systems]
         known = [count for count in counts if count is not None]
         return [sum(known) / len(known) if known and len(known) == len(counts) else None]
 
@@ -422,7 +422,7 @@ class NeuralifSettings(GraphSettings):
 
     def check(self) -> None:
         super().check()
-        self.at_least(2, "rows")
+        self.check_minimum(2, "rows")
         if self.density is not None and not 0 < self.density <= 1:
             raise SettingError(f"--density must be above 0 and at most 1, got {self.density}")
         if self.resample and self.loss in ("product", "error"):
@@ -478,7 +478,7 @@ class PrecorrectorSettings(GraphSettings):
 
     def check(self) -> None:
         super().check()
-        self.at_least(2, "grid")
+        self.check_minimum(2, "grid")
         if self.contrast is not None and len(self.contrast) != 2:
             raise SettingError(
                 f"--contrast must be the smallest and the largest quotient, got {self.contrast}"
@@ -537,8 +537,8 @@ class StencilSettings(FactorSettings):
 
     def check(self) -> None:
         super().check()
-        self.at_least(2, "grid")
-        self.at_least(1, "width", "layers")
+        self.check_minimum(2, "grid")
+        self.check_minimum(1, "width", "layers")
 
     def data(self, split: Any, count: int, scale: int = 1) -> ProblemDataset:
         return dataset("diffusion_tensor", split, count, n=scale * self.grid, kind=self.kind)
@@ -602,8 +602,8 @@ class MultigridSettings(GraphSettings):
 
     def check(self) -> None:
         super().check()
-        self.at_least(4, "grid")
-        self.at_least(1, "cycles")
+        self.check_minimum(4, "grid")
+        self.check_minimum(1, "cycles")
         if self.loss == "cycles" and self.grid**2 > DENSE:
             raise SettingError(
                 f"--grid must be at most {math.isqrt(DENSE)} with --loss cycles, which factors dense "
@@ -649,9 +649,9 @@ class MultigridRecipe(FactorRecipe):
             known[which] = torch.linalg.cholesky(systems.matrices[i].to_dense())
         return known[which]
 
-    def _loss_of(self, part: Part) -> Tensor:
+    def _part_loss(self, part: Part) -> Tensor:
         if self.settings.loss == "iterations":
-            return super()._loss_of(part)
+            return super()._part_loss(part)
         A, cycles = part.A, self.settings.cycles
         E = ErrorPropagator(A, self.model(part.start), sweeps=cycles)
         after, before = (quadratic_form(A, e, symmetric=True).sum() for e in (E(part.B), part.B))

@@ -63,7 +63,7 @@ def read(settings: GcnSettings) -> tuple[Graph, list[Part]]:
     return graph, [part for part in parts if len(part.rows)]
 
 
-def seen_from(A: CSR, X: CSR, rows: Tensor) -> Inputs:
+def receptive_field(A: CSR, X: CSR, rows: Tensor) -> Inputs:
     """Inputs for the results of `rows` alone, restricted to the nodes that two steps along A reach.
 
     The same values as those rows of the full result, at a lower cost: a third of CiteSeer's features, for its
@@ -135,7 +135,7 @@ CITESEER = (3327, 3703)
 PUBLISHED = 0.703  # Kipf and Welling, table 2: mean over 100 initializations
 
 
-def outcome_of(recipe: GcnRecipe) -> base.Outcome:
+def make_outcome(recipe: GcnRecipe) -> base.Outcome:
     if not recipe.scores:
         recipe.evaluate()
     graph = recipe.graph
@@ -190,10 +190,10 @@ class GcnSettings(RunSettings):
 
     def check(self) -> None:
         super().check()
-        self.at_least(1, "hidden")
+        self.check_minimum(1, "hidden")
         if not 0 <= self.dropout < 1:
             raise SettingError(f"--dropout must be a probability below 1, got {self.dropout}")
-        self.at_least(0, "weight_decay")
+        self.check_minimum(0, "weight_decay")
 
 
 class GcnRecipe(base.Recipe):
@@ -210,7 +210,7 @@ class GcnRecipe(base.Recipe):
             ylim=(0, 1.02),
         ),
     }
-    outcome = outcome_of
+    outcome = make_outcome
     lower_bound = 0.0
 
     def __init__(self, settings: GcnSettings):
@@ -219,7 +219,7 @@ class GcnRecipe(base.Recipe):
         self.graph = graph
         self.where = "CiteSeer" if graph.name == "citeseer" else graph.name
         A, X = gcn_norm(graph.adjacency), graph.features
-        self.training, self.whole = seen_from(A, X, graph.train), Inputs(A, A, X)
+        self.training, self.whole = receptive_field(A, X, graph.train), Inputs(A, A, X)
         (n, features), hidden = X.shape, settings.hidden
         # Weights, their gradient and Adam's two averages; masks and saved tensors; an evaluation.
         count = 4 * (hidden * features + self.training.X.nnz + hidden * n)

@@ -34,9 +34,9 @@ def inner_gmres(A: CSR, iterations: int) -> Callable[[Tensor], Tensor]:
     return lambda r: solvers.gmres(A, r, iterations=iterations, restart=iterations).x
 
 
-def outcome_of(recipe: GnpRecipe) -> base.Outcome:
+def make_outcome(recipe: GnpRecipe) -> base.Outcome:
     s, A = recipe.settings, recipe.A
-    linear = base.with_amg({"none": None, "Jacobi": P.Jacobi, "ILU(0)": P.ILU}, A.shape[0])
+    linear = base.add_amg({"none": None, "Jacobi": P.Jacobi, "ILU(0)": P.ILU}, A.shape[0])
     M = {base.LEARNED: recipe.model, **linear, "inner GMRES": lambda A: inner_gmres(A, s.restart)}
     solver = partial(solvers.fgmres, restart=s.restart)
     options = {"maxiter": s.iterations, "repeats": s.repeats}
@@ -53,7 +53,7 @@ def outcome_of(recipe: GnpRecipe) -> base.Outcome:
     columns = {after: lambda row: f"{row['residual']:.2e}" if math.isfinite(row["residual"]) else "fails"}
     options = {"columns": columns, "noun": " right-hand sides", "histories": evaluation.histories}
     where, rtol = f"FGMRES({s.restart}), {recipe.where}", base.middle(s.tolerances)
-    outcome = base.raced(numbers, rows, "right_hand_sides", rtol, where, **options)
+    outcome = base.make_race_outcome(numbers, rows, "right_hand_sides", rtol, where, **options)
     compared = {name: {after: r if math.isfinite(r) else None} for name, r in last.items()}
     outcome.sentence = f"{base.verdict(compared, {after: after}, missing='fails')} {outcome.sentence}"
     return outcome
@@ -120,8 +120,8 @@ class GnpSettings(VectorSettings):
         if isinstance(self.test_vectors, str):
             raise SettingError("--test_vectors must be a number here, such as 16")
         super().check()
-        self.at_least(1, "krylov", "width", "restart", "iterations", "evaluated", "repeats")
-        self.at_least(0, "layers")
+        self.check_minimum(1, "krylov", "width", "restart", "iterations", "evaluated", "repeats")
+        self.check_minimum(0, "layers")
         self.fractions("tolerances")
 
 
@@ -134,7 +134,7 @@ class GnpRecipe(base.VectorRecipe):
     lower_bound = 0.0
     advice = "Try a smaller --lr or --clip"
     model: GNP
-    outcome = outcome_of
+    outcome = make_outcome
 
     def __init__(self, settings: GnpSettings):
         self.settings: Any = settings
@@ -164,15 +164,15 @@ class GnpRecipe(base.VectorRecipe):
         kind = {"dtype": self.A.dtype, "device": self.A.device, "seed": self.settings.seed}
         E = base.normal_vectors(self._basis.shape[-1], others, stream=stream, step=step, **kind)
         X = torch.cat((self.normal(self.A, normal, stream, step), self._basis @ E), -1)
-        return self._scaled(self.A @ X)
+        return self._normalize(self.A @ X)
 
-    def _scaled(self, B: Tensor) -> Tensor:
+    def _normalize(self, B: Tensor) -> Tensor:
         size = torch.linalg.vector_norm(B, dim=0)
         return B * (B.shape[0] ** 0.5 / torch.where(size > 0, size, 1))
 
     def test_sides(self) -> Tensor:
         """b = A x with x from N(0, I), (n, evaluated): the systems of the final table."""
-        return self._scaled(self.A @ self.normal(self.A, range(self.settings.evaluated), TEST))
+        return self._normalize(self.A @ self.normal(self.A, range(self.settings.evaluated), TEST))
 
     def vectors(self, step: int) -> Tensor:
         if self.settings.resample and step > 0:

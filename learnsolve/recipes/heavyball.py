@@ -28,7 +28,7 @@ from learnsolve.analysis import extreme_eigenvalues
 from learnsolve.evaluation.figures import COLORS, Line, look, residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.nn import GCNConv
-from learnsolve.recipes.matrix import EnergyRecipe, MatrixSettings, facts, grid_of
+from learnsolve.recipes.matrix import EnergyRecipe, MatrixSettings, facts, grid_shape
 from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.parallel import share
 from learnsolve.recipes.training.settings import SettingError, VectorSettings
@@ -118,7 +118,7 @@ COLUMNS = {
 }
 
 
-def ends_of(recipe: HeavyballRecipe, spectrum: Tensor | None) -> Tensor | None:
+def spectrum_ends(recipe: HeavyballRecipe, spectrum: Tensor | None) -> Tensor | None:
     """The smallest and the largest eigenvalue, or None if they take too long to compute."""
     if spectrum is not None:
         return spectrum[[0, -1]]
@@ -128,10 +128,10 @@ def ends_of(recipe: HeavyballRecipe, spectrum: Tensor | None) -> Tensor | None:
     return torch.stack((estimate.smallest, estimate.largest)).cpu().double() if estimate.converged else None
 
 
-def outcome_of(recipe: HeavyballRecipe) -> base.Outcome:
+def make_outcome(recipe: HeavyballRecipe) -> base.Outcome:
     settings, sweeps = recipe.settings, recipe.settings.sweeps or 0
     spectrum = eigenvalues(recipe.A)
-    ends = ends_of(recipe, spectrum)
+    ends = spectrum_ends(recipe, spectrum)
     pairs = {base.LEARNED: recipe.parameters(), "start": (settings.alpha, settings.beta)}
     if ends is not None and ends[0] > 0:
         pairs["asymptotic optimum"] = solvers.heavyball_parameters(*ends.tolist())
@@ -162,7 +162,7 @@ def outcome_of(recipe: HeavyballRecipe) -> base.Outcome:
         "sweeps": sweeps,
     }
     bounds = dict.fromkeys(list(COLUMNS)[:2], f"best for {sweeps} sweeps")  # the losses
-    outcome = base.contested(numbers, "parameters", compared, COLUMNS, PAIR, bounds=bounds)
+    outcome = base.compare_records(numbers, "parameters", compared, COLUMNS, PAIR, bounds=bounds)
     outcome.sentence += f" {base.DIVERGE}" * ((compared[base.LEARNED]["convergence_factor"] or 0) > 1)
     histories = {name: residuals(*pair) for name, pair in pairs.items()}
     title = f"The heavy ball, {recipe.where}, held-out vectors"
@@ -209,8 +209,8 @@ class HeavyballSettings(MatrixSettings):
     def check(self) -> None:
         super().check()
         if self.sweeps is None:
-            self.sweeps = usual_sweeps(grid_of(self.problem))
-        self.at_least(1, "sweeps")
+            self.sweeps = usual_sweeps(grid_shape(self.problem))
+        self.check_minimum(1, "sweeps")
         for name in ("alpha", "beta"):
             if not math.isfinite(getattr(self, name)):
                 raise SettingError(f"--{name} must be a number, got {getattr(self, name)}")
@@ -232,7 +232,7 @@ class HeavyballRecipe(EnergyRecipe):
             "Parameters", "value", {"alpha": r"step size $\alpha$", "beta": r"momentum $\beta$"}
         ),
     }
-    outcome = outcome_of
+    outcome = make_outcome
 
     def __init__(self, settings: HeavyballSettings):
         sweeps = settings.sweeps or 0
@@ -382,7 +382,7 @@ def network_outcome(recipe: HeavyballNetworkRecipe) -> base.Outcome:
         "sweeps": sweeps,
     }
     bounds = dict.fromkeys(ENERGIES, "best of each")
-    outcome = base.contested(numbers, "parameters", compared, ENERGIES, NETWORK, "network", bounds)
+    outcome = base.compare_records(numbers, "parameters", compared, ENERGIES, NETWORK, "network", bounds)
     words = outcome.sentence or "no eigenvalues to compare with."
     outcome.sentence = f"On {len(sizes)} matrices that it has not seen: {words}"
     outcome.levels |= {"parameters.png": parameters(compared, "scaled_alpha", "beta")}
@@ -435,7 +435,7 @@ class HeavyballNetworkSettings(VectorSettings):
             )
         if self.sweeps is None:
             self.sweeps = usual_sweeps(tuple(self.grid))
-        self.at_least(1, "sweeps", "matrices", "held_out_matrices", "layers", "hidden")
+        self.check_minimum(1, "sweeps", "matrices", "held_out_matrices", "layers", "hidden")
 
 
 class HeavyballNetworkRecipe(base.VectorRecipe):

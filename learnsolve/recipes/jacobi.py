@@ -24,7 +24,7 @@ from learnsolve import solvers
 from learnsolve.evaluation.figures import Line, new_panels, picture
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.products import quadratic_form
-from learnsolve.recipes.matrix import EnergyRecipe, MatrixSettings, facts, grid_of
+from learnsolve.recipes.matrix import EnergyRecipe, MatrixSettings, facts, grid_shape
 from learnsolve.recipes.training import recipe as base
 
 
@@ -101,7 +101,7 @@ COLUMNS = {
 def candidates(recipe: JacobiRecipe) -> dict[str, Tensor | float]:
     """Weights to compare, by name, the learned ones first. The textbook weight is 2d / (2d + 1), the best
     constant smoother on a d-dimensional grid, and elsewhere the value for d = 1."""
-    d = len(grid_of(recipe.settings.problem) or (1,))
+    d = len(grid_shape(recipe.settings.problem) or (1,))
     weights: dict[str, Tensor | float] = {base.LEARNED: recipe.weight.detach(), "weight 1": 1.0}
     weights[f"textbook {2 * d}/{2 * d + 1}"] = 2 * d / (2 * d + 1)
     weights["best constant"] = best_constant(recipe)
@@ -139,7 +139,7 @@ def convergence_factor(curve: list[float], floor: float) -> float | None:
     return (curve[last] / curve[half]) ** (1 / (last - half)) if last > 0 else 0.0
 
 
-def outcome_of(recipe: JacobiRecipe) -> base.Outcome:
+def make_outcome(recipe: JacobiRecipe) -> base.Outcome:
     compared, weights = {}, candidates(recipe)
     for name, weight in weights.items():
         curve = recipe.residual_curve(partial(solvers.jacobi, weight=weight, iterations=SWEEPS))
@@ -156,12 +156,12 @@ def outcome_of(recipe: JacobiRecipe) -> base.Outcome:
         "closed_form_distance": distance,
     }
     bounds = {"loss per vector": "closed form"}
-    outcome = base.contested(numbers, "weights", compared, COLUMNS, bounds=bounds)
+    outcome = base.compare_records(numbers, "weights", compared, COLUMNS, bounds=bounds)
     factor = compared[base.LEARNED]["convergence_factor"]
     if factor is None or factor > 1:
         outcome.sentence += f" {base.DIVERGE}"
     title = f"Jacobi weights, {recipe.where}"
-    draw = partial(weights_figure, title, weights, grid_of(recipe.settings.problem))
+    draw = partial(weights_figure, title, weights, grid_shape(recipe.settings.problem))
     outcome.figures["weights.png"] = draw
     return outcome
 
@@ -183,7 +183,7 @@ class JacobiSettings(MatrixSettings):
 
     def check(self) -> None:
         super().check()
-        self.at_least(1, "sweeps")
+        self.check_minimum(1, "sweeps")
 
 
 class JacobiRecipe(EnergyRecipe):
@@ -191,7 +191,7 @@ class JacobiRecipe(EnergyRecipe):
 
     Settings = JacobiSettings
     curves: ClassVar = {"loss.png": base.Curves("Training loss", "energy of the error, per vector", log=True)}
-    outcome = outcome_of
+    outcome = make_outcome
 
     def __init__(self, settings: JacobiSettings):
         super().__init__(settings, arrays=6)  # as measured

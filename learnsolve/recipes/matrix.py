@@ -71,7 +71,7 @@ class ProblemSettings:
     path: str | None = None
 
 
-def grid_of(settings: ProblemSettings) -> tuple[int, ...] | None:
+def grid_shape(settings: ProblemSettings) -> tuple[int, ...] | None:
     """The grid whose points are the unknowns, or None."""
     if "shape" not in USED[settings.name]:
         return None
@@ -81,7 +81,7 @@ def grid_of(settings: ProblemSettings) -> tuple[int, ...] | None:
 
 def describe(settings: ProblemSettings) -> str:
     """A few words for titles."""
-    grid = grid_of(settings)
+    grid = grid_shape(settings)
     if grid is not None:
         words = "Poisson" if settings.name == "poisson" else f"{settings.name.replace('_', '-')} problem"
         return f"{len(grid)}D {words}, {' x '.join(map(str, grid))}" + (" points" if len(grid) == 1 else "")
@@ -112,7 +112,7 @@ def build(run: Any, share: Callable[[int], tuple[int, int]] | None = None) -> CS
             )
         if f.name in USED[settings.name] and value is None:
             raise SettingError(f"--problem.name {settings.name} needs --problem.{f.name}")
-    if (grid := grid_of(settings)) and min(grid) > 0:
+    if (grid := grid_shape(settings)) and min(grid) > 0:
         entries = math.prod(grid) * (2 * len(grid) + 1)
         # Values and indices, and the same again during assembly.
         run.check_memory(f"--problem.shape {settings.shape}", 4 * entries, "Choose a smaller grid")
@@ -132,7 +132,7 @@ def build(run: Any, share: Callable[[int], tuple[int, int]] | None = None) -> CS
 def _build(
     settings: ProblemSettings, seed: int, dtype: torch.dtype, rows: tuple[int, int] | None = None
 ) -> CSR:
-    name, shape = settings.name, grid_of(settings)
+    name, shape = settings.name, grid_shape(settings)
     if name == "poisson":
         kind: Any = settings.discretization
         return problems.poisson(shape, discretization=kind, dtype=dtype, rows=rows)  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ class MatrixRecipe(VectorRecipe):
         self.n: int = self.space.n
         settings.check_vectors(self.n, arrays)
         vectors = settings.test_vectors
-        named = None if isinstance(vectors, int) else self.named_vectors(vectors)
+        named = None if isinstance(vectors, int) else self.special_vectors(vectors)
         self.count = vectors if named is None else named.shape[1]
         self.indices = share(self.count)
         if named is None:
@@ -287,9 +287,9 @@ class MatrixRecipe(VectorRecipe):
             return self.test_vectors
         if isinstance(vectors, int):
             return self._drawn(range(vectors), vectors, TRAINING)
-        return self.named_vectors(vectors)
+        return self.special_vectors(vectors)
 
-    def named_vectors(self, name: str) -> Tensor:
+    def special_vectors(self, name: str) -> Tensor:
         """The vectors for a `--test_vectors` that is not a number: the columns of I."""
         return torch.eye(self.n, dtype=self.settings.torch_dtype, device=self.settings.device)
 

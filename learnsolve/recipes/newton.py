@@ -142,7 +142,7 @@ def starts(recipe: NewtonRecipe) -> dict[str, Start]:
     def zero(k: Tensor) -> tuple[Tensor, float]:
         return k.new_zeros(2 * (len(k) - 1,)), 0
 
-    def of_linear(k: Tensor) -> tuple[Tensor, float]:
+    def linear_start(k: Tensor) -> tuple[Tensor, float]:
         """t u for u of p = 2, with t that minimizes the energy of t u."""
         u = linear.solve(zero(k)[0], k, s.rtol).x
         load = u.sum() / len(k) ** 2
@@ -158,19 +158,19 @@ def starts(recipe: NewtonRecipe) -> dict[str, Start]:
     def coarse(k: Tensor) -> tuple[Tensor, float]:
         """The solution on half as many cells along each side, found in the same way."""
         if len(k) % 2 or len(k) < 2 * COARSEST:
-            return of_linear(k)
+            return linear_start(k)
         half = avg_pool2d(k.expand(1, 1, -1, -1), 2)[0, 0]
         u, work = coarse(half)
         solution = problem.solve(u, half, LOOSE)
         return finer(solution.x, len(k)), (work + solution.iterations) / 4
 
     def learned(k: Tensor) -> tuple[Tensor, float]:
-        return recipe.predicted(k), 0
+        return recipe.predict(k), 0
 
     return {
         base.LEARNED: learned,
         "zero": zero,
-        "linear problem": of_linear,
+        "linear problem": linear_start,
         "mean solution": mean,
         "nearest solution": nearest,
         "coarse grids": coarse,
@@ -178,7 +178,7 @@ def starts(recipe: NewtonRecipe) -> dict[str, Start]:
 
 
 @torch.no_grad()
-def measured(recipe: NewtonRecipe, start: Start, k: Tensor, x: Tensor) -> tuple[base.Row, Tensor]:
+def measure_start(recipe: NewtonRecipe, start: Start, k: Tensor, x: Tensor) -> tuple[base.Row, Tensor]:
     """Steps, work and times for one field, with the residuals, where x is the solution."""
     began = time.perf_counter()
     u, work = start(k)
@@ -191,7 +191,7 @@ def measured(recipe: NewtonRecipe, start: Start, k: Tensor, x: Tensor) -> tuple[
     return row, solution.residual_norms
 
 
-def outcome_of(recipe: NewtonRecipe) -> base.Outcome:
+def make_outcome(recipe: NewtonRecipe) -> base.Outcome:
     s, rows, histories, every = recipe.settings, [], {}, starts(recipe)
     for scale in (1, *sorted(s.scales)):
         fields = recipe.fields(TEST, range(max(1, s.evaluated // scale)), scale=scale)
@@ -200,7 +200,8 @@ def outcome_of(recipe: NewtonRecipe) -> base.Outcome:
             x = recipe.solution(k)
             # Alternating, so that all see the same machine load.
             each = [
-                {n: measured(recipe, start, k, x) for n, start in every.items()} for _ in range(s.repeats)
+                {n: measure_start(recipe, start, k, x) for n, start in every.items()}
+                for _ in range(s.repeats)
             ]
             for name, sums in total.items():
                 runs = [run[name][0] for run in each]
@@ -294,9 +295,11 @@ class NewtonSettings(RunSettings):
 
     def check(self) -> None:
         super().check()
-        self.at_least(1, "batch", "held_out", "width", "modes", "rounds", "evaluated", "solved", "repeats")
-        self.at_least(2, "scales")
-        self.at_least(4, "grid")
+        self.check_minimum(
+            1, "batch", "held_out", "width", "modes", "rounds", "evaluated", "solved", "repeats"
+        )
+        self.check_minimum(2, "scales")
+        self.check_minimum(4, "grid")
         if not 2 <= self.p < float("inf"):
             raise SettingError(f"--p must be at least 2, the linear problem, got {self.p}")
         self.fractions("rtol")
@@ -318,7 +321,7 @@ class NewtonRecipe(base.Recipe):
     }
     advice = "Try a smaller --lr or --clip"
     model: FourierOperator
-    outcome = outcome_of
+    outcome = make_outcome
 
     def __init__(self, settings: NewtonSettings):
         self.settings: Any = settings
@@ -348,21 +351,21 @@ class NewtonRecipe(base.Recipe):
     def solution(self, k: Tensor) -> Tensor:
         return self.problem.solve(k.new_zeros(2 * (len(k) - 1,)), k, self.settings.rtol).x
 
-    def predicted(self, k: Tensor) -> Tensor:
+    def predict(self, k: Tensor) -> Tensor:
         return self.model(k.log())
 
     def loss(self, step: int) -> Tensor:
         k = self.fields(base.TRAINING, range(self.settings.batch), step)
-        return energy(self.predicted(k), k, self.settings.p).mean()
+        return energy(self.predict(k), k, self.settings.p).mean()
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        return energy(self.predicted(self.held_out), self.held_out, self.settings.p).mean().item()
+        return energy(self.predict(self.held_out), self.held_out, self.settings.p).mean().item()
 
     @torch.no_grad()
     def measure(self) -> list[float | None]:
         k, p = self.held_out, self.settings.p
-        u = self.predicted(k)
+        u = self.predict(k)
         gap = (energy(u, k, p) - energy(self.minima, k, p)).mean().item()
         solve = partial(self.problem.solve, rtol=self.settings.rtol, throw=False)
         steps = [solve(*pair).iterations for pair in zip(u, k, strict=True)]

@@ -22,7 +22,7 @@ from learnsolve import preconditioners as P
 from learnsolve import solvers
 from learnsolve.analysis import condition_number, spectral_radius
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops.products import spmm
 from learnsolve.ops.triangular import sptrsv
 from learnsolve.preconditioners import FSAI, IC, FactorPreconditioner, Trainable, lower_pattern
@@ -32,10 +32,10 @@ from learnsolve.recipes.matrix import (
     ProblemSettings,
     WholeMatrix,
     facts,
-    grid_of,
+    grid_shape,
 )
 from learnsolve.recipes.training import recipe as base
-from learnsolve.recipes.training.parallel import summed
+from learnsolve.recipes.training.parallel import sum_processes
 from learnsolve.recipes.training.settings import HELD_OUT_VECTORS, SettingError
 
 # Defaults of options. The loss of "demo", the authors' public demonstration, has all residuals, including
@@ -102,9 +102,9 @@ class PcgSettings(MatrixSettings):
             if getattr(self, option) is None:
                 setattr(self, option, value)
         super().check()
-        self.at_least(1, "iterations", "evaluated", "curriculum", "patience")
+        self.check_minimum(1, "iterations", "evaluated", "curriculum", "patience")
         self.positive("gamma", "target")
-        self.at_least(0, "weight_decay")
+        self.check_minimum(0, "weight_decay")
         if not 0 <= self.guard <= 1e-2:
             raise SettingError(f"--guard must be between 0 and 0.01, got {self.guard}. 1e-8 is usual")
         if self.start not in ("paper", "ic" if self.form == "triangular" else "fsai"):
@@ -127,7 +127,7 @@ DENSE_LIMIT = 256  # unknowns up to which all eigenvalues take less time than a 
 HALVINGS = 20
 
 
-def pattern_of(A: CSR, name: str) -> SparsityPattern:
+def factor_pattern(A: CSR, name: str) -> SparsityPattern:
     """The pattern of L: the diagonal and the one below, tril(A), or tril(A^2)."""
     if name == "bidiagonal":
         return FactorPreconditioner.bidiagonal(A.shape[0], dtype=A.dtype, device=A.device).L.pattern
@@ -136,14 +136,14 @@ def pattern_of(A: CSR, name: str) -> SparsityPattern:
 
 def build(A: CSR, settings: PcgSettings) -> Trainable:
     """The module, at its start. Raises SettingError if the matrix does not allow this start."""
-    pattern = pattern_of(A, settings.pattern)
+    pattern = factor_pattern(A, settings.pattern)
     try:
         if settings.form == "product":
             if settings.start == "fsai":
                 return Trainable(FSAI(A.detach(), pattern=pattern))
             return Trainable(FactorPreconditioner.from_pattern(pattern, DIAGONAL, BELOW, A.dtype))
         if settings.start == "ic":
-            return Trainable(IC(_restricted(A, pattern)), positive="exp")
+            return Trainable(IC(_restrict(A, pattern)), positive="exp")
         L = FactorPreconditioner.from_pattern(pattern, DIAGONAL, BELOW, A.dtype).L
         return Trainable(FactorPreconditioner(L), positive="exp")
     except ValueError as error:
@@ -152,14 +152,14 @@ def build(A: CSR, settings: PcgSettings) -> Trainable:
         ) from error
 
 
-def factor_of(model: Trainable) -> CSR:
+def current_factor(model: Trainable) -> CSR:
     """The current L."""
     return model.L()
 
 
-def _restricted(A: CSR, pattern: SparsityPattern) -> CSR:
+def _restrict(A: CSR, pattern: SparsityPattern) -> CSR:
     """The entries of A on another pattern, or zeros where A has none."""
-    rows, columns = (np.array(as_numpy(t)) for t in (pattern.row_indices, pattern.col_indices))
+    rows, columns = (np.array(to_numpy(t)) for t in (pattern.row_indices, pattern.col_indices))
     values = np.asarray(A.to_scipy()[rows, columns]).reshape(-1)
     return CSR(torch.from_numpy(values).to(A.values), pattern)
 
@@ -241,10 +241,10 @@ def condition(A: CSR, argument: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def outcome_of(recipe: PcgRecipe) -> base.Outcome:
-    settings, A, L = recipe.settings, recipe.A, factor_of(recipe.model)
+def make_outcome(recipe: PcgRecipe) -> base.Outcome:
+    settings, A, L = recipe.settings, recipe.A, current_factor(recipe.model)
     classical = {"none": None, "Jacobi": P.Jacobi, "IC(0)": P.IC}
-    M = base.with_amg({base.LEARNED: recipe.model, **classical}, A.shape[0])
+    M = base.add_amg({base.LEARNED: recipe.model, **classical}, A.shape[0])
     tolerances = settings.tolerances or []
     sides = {"held-out": recipe.held_out[:, : settings.evaluated]}
     if settings.test_vectors == "ramp":
@@ -268,7 +268,7 @@ def outcome_of(recipe: PcgRecipe) -> base.Outcome:
     columns = {"condition of M A": lambda row: conditions[row["preconditioner"]]}
     options = {"columns": columns, "noun": " right-hand sides", "histories": evaluation.histories}
     rtol = base.middle(tolerances)
-    outcome = base.raced(numbers, rows, "right_hand_sides", rtol, recipe.where, **options)
+    outcome = base.make_race_outcome(numbers, rows, "right_hand_sides", rtol, recipe.where, **options)
     if shortened := recipe.guard.shortened:
         outcome.sentence += f" {shortened} steps were shortened to keep L L^T positive definite."
     return outcome
@@ -298,13 +298,13 @@ class PcgRecipe(MatrixRecipe):
             log=True,
         ),
     }
-    outcome = outcome_of
+    outcome = make_outcome
     advice = "Try a smaller --lr, --clip 1, or check that the matrix is symmetric positive definite"
 
     def __init__(self, settings: PcgSettings):
         super().__init__(settings, arrays=BUFFERS + 2 * (settings.iterations or 0))
         self.model = build(self.A, settings)
-        self.guard = Guard(self.model.parameters(), lambda: factor_of(self.model), settings.guard)
+        self.guard = Guard(self.model.parameters(), lambda: current_factor(self.model), settings.guard)
         if settings.guard and not self.guard.holds():
             raise SettingError(f"--guard {settings.guard:g} rejects the start. Pass a smaller one")
         self.patience = base.Patience(settings.patience)
@@ -312,12 +312,12 @@ class PcgRecipe(MatrixRecipe):
         self._training_residual = torch.zeros(())  # of the last step
         self._held_out_residual = self._held_out_loss = 0.0  # of the last evaluation
 
-    def named_vectors(self, name: str) -> Tensor:
+    def special_vectors(self, name: str) -> Tensor:
         return self.ramp()
 
     def ramp(self) -> Tensor:
         """One right-hand side, linear along the last axis of a grid, else along the rows."""
-        length = (grid_of(self.settings.problem) or (self.n,))[-1]
+        length = (grid_shape(self.settings.problem) or (self.n,))[-1]
         line = torch.linspace(-1, 1, length + 2, dtype=torch.float64)[1:-1]
         if length == 1:
             line = torch.ones(1, dtype=torch.float64)
@@ -336,7 +336,7 @@ class PcgRecipe(MatrixRecipe):
     @property
     def iterations(self) -> int:
         """The number of iterations in the loss of this step."""
-        return base.iterations_at(self.step, self.settings.iterations or 0, self.settings.curriculum)
+        return base.iteration_count(self.step, self.settings.iterations or 0, self.settings.curriculum)
 
     def residuals(self, vectors: Tensor, iterations: int, space: Any) -> Tensor:
         """||r_i|| / ||b|| for i = 0 .. iterations, shape (iterations + 1, number of vectors)."""
@@ -344,26 +344,26 @@ class PcgRecipe(MatrixRecipe):
         solution = solvers.cg(space.A, vectors, iterations=iterations, M=M, gradient="unrolled")
         return base.relative_residuals(solution, space.norm(vectors), iterations)
 
-    def _weighted(self, residuals: Tensor) -> Tensor:
+    def _weigh(self, residuals: Tensor) -> Tensor:
         """The weighted sum of the residuals of each vector."""
         demo = self.settings.variant == "demo"
         terms = torch.log10(1 + residuals) if demo else residuals[1:]
-        return base.weighted(terms, self.settings.gamma or 0.0)
+        return base.discount_mean(terms, self.settings.gamma or 0.0)
 
     def losses(self, step: int) -> Tensor:
         self.step = step
         residuals = self.residuals(self.vectors(step), self.iterations, self.space)
         # At each step, so that a run ends at the weights that reach --target, with any number of processes.
-        self._training_residual = summed(residuals[-1].sum()) / self.count
+        self._training_residual = sum_processes(residuals[-1].sum()) / self.count
         if self.settings.target is not None and self.iterations == self.settings.iterations:
             self.finished = self.finished or bool(self._training_residual < self.settings.target)
-        return self._weighted(residuals) / self.count
+        return self._weigh(residuals) / self.count
 
     @torch.no_grad()
     def evaluate(self) -> float:
         residuals = self.residuals(self.held_out, self.settings.iterations or 0, WholeMatrix(self.A))
         self._held_out_residual = residuals[-1].mean().item()
-        self._held_out_loss = self._weighted(residuals).mean().item()
+        self._held_out_loss = self._weigh(residuals).mean().item()
         return self._held_out_loss
 
     def measure(self) -> list[float | None]:
@@ -373,7 +373,7 @@ class PcgRecipe(MatrixRecipe):
             float(self.iterations),
             self._training_residual.item(),
             self._held_out_residual,
-            definiteness(factor_of(self.model)),
+            definiteness(current_factor(self.model)),
             float(self.guard.shortened),
         ]
 

@@ -22,7 +22,7 @@ from learnsolve.recipes.training.parallel import Group
 from learnsolve.recipes.training.settings import MissingExtra, SettingError
 
 
-def over_rows(Recipe: Any) -> Any:
+def distribute_rows(Recipe: Any) -> Any:
     """A `MatrixRecipe` with its losses over the rows of the matrix."""
 
     class OverRows(Recipe):
@@ -105,7 +105,7 @@ class Rows:
         diagonal = self.A.diagonal()
         bad = torch.nonzero(diagonal <= 0).flatten()
         last = (self.lo + float(bad[-1]), float(diagonal[bad[-1]])) if len(bad) else (-1.0, 0.0)
-        everywhere = self.processes.gathered(torch.tensor(last, dtype=torch.float64))
+        everywhere = self.processes.gather(torch.tensor(last, dtype=torch.float64))
         row, entry = everywhere[everywhere[:, 0].argmax()].tolist()
         if row >= 0:
             raise not_positive(int(row), entry)
@@ -154,14 +154,14 @@ class RowGroup(Group):
         from learnsolve.petsc._processes import processes
 
         code = -1 if failure is None else self.exit_code(failure)
-        codes = processes().gathered(torch.tensor(float(code))).int().tolist()
+        codes = processes().gather(torch.tensor(float(code))).int().tolist()
         return [None if code < 0 else code for code in codes]
 
     def end(self, error: BaseException) -> None:
         """Nothing to report: an error in one process ends all of them (learnsolve.petsc)."""
 
 
-def group_of(exit_code: Any) -> Group:
+def make_group(exit_code: Any) -> Group:
     from learnsolve.petsc._processes import processes
 
     return RowGroup(processes().rank, 1, None, exit_code)

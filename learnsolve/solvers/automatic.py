@@ -20,21 +20,21 @@ from torch import Tensor
 
 from learnsolve.arguments import Index, NotNegative
 from learnsolve.matrix import checks
-from learnsolve.matrix.cache import chooses, mapped, numbers, outside_of_graphs
+from learnsolve.matrix.cache import chooses, numbers, outside_of_graphs, vmap_active
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy, equal
-from learnsolve.ops.direct import expected, spsolve
+from learnsolve.matrix.pattern import SparsityPattern, equal, to_numpy
+from learnsolve.ops.direct import predict_choice, spsolve
 from learnsolve.ops.operators import LinearOperator
 from learnsolve.ops.structure import symmetric_pattern, symmetry
 from learnsolve.ordering import reverse_cuthill_mckee
 from learnsolve.preconditioners import IC, ILU, MIC, Jacobi
 from learnsolve.preconditioners.direct import Factorization
 from learnsolve.solvers.core.arguments import check_b, check_operands
-from learnsolve.solvers.core.gradient import transformed
+from learnsolve.solvers.core.gradient import transforms_active
 from learnsolve.solvers.core.loop import quiet, report, users_frame
 from learnsolve.solvers.core.operators import safe_size
-from learnsolve.solvers.core.problem import Detected, detected
+from learnsolve.solvers.core.problem import DetectedConstants, detect_constants
 from learnsolve.solvers.krylov import bicgstab, cg, gmres, minres
 from learnsolve.solvers.least_squares import lsqr
 from learnsolve.solvers.solution import CODE, DIRECT, ConvergenceWarning, Solution, SolverError, Status
@@ -152,7 +152,7 @@ def factor(A: CSR, method: str) -> str:
     """The incomplete factor to use with `method`."""
     if method != "cg":
         return "ILU(0)"
-    return "MIC(0)" if _modified(A) else "IC(0)"
+    return "MIC(0)" if _prefers_mic(A) else "IC(0)"
 
 
 def _dominant(A: CSR) -> bool:
@@ -162,7 +162,7 @@ def _dominant(A: CSR) -> bool:
     return any(bool((twice >= size.sum(dim)).all()) for dim in (1, 0))
 
 
-def _modified(A: CSR) -> bool:
+def _prefers_mic(A: CSR) -> bool:
     """Whether MIC(0) exists and is better than IC(0).
 
     If A is diagonally dominant and a_ij <= 0 off the diagonal, its pivots are at least a_ii minus the |a_ij|
@@ -207,12 +207,12 @@ def direct_cost(A: CSR, library: str | None = None) -> float:
     separators of the graph. A band of this width needs 2 n w entries and n w^2 flops. An order that reduces
     fill leaves at most about 8 entries per nonzero, and 10 (w / n)^1/2 of the flops: n^1.5 in the plane.
     """
-    entries, flops = A.pattern._planned(_direct_cost)
+    entries, flops = A.pattern._plan_once(_direct_cost)
     if not entries or not A.values.numel():
         return 0.0
     kind = "lu"
     if library is None:
-        kind, library = expected(A.pattern, numbers(A.values).reshape(-1, A.nnz)[0])
+        kind, library = predict_choice(A.pattern, numbers(A.values).reshape(-1, A.nnz)[0])
     of_A, of_factors, of_flops = LIBRARIES[library]
     both = 2 if kind == "lu" and library != "superlu" else 1  # L and U; SuperLU has no other kind
     return of_A * A.nnz + both * (of_factors * entries + of_flops * flops)
@@ -222,13 +222,13 @@ def _direct_cost(P: SparsityPattern) -> tuple[float, float]:
     """Entries and flops."""
     n = P.shape[0]
     sides = [P] if symmetric_pattern(P) else [P, P.T]
-    if n == 0 or not all(np.diff(as_numpy(side.crow_indices)).all() for side in sides):
+    if n == 0 or not all(np.diff(to_numpy(side.crow_indices)).all() for side in sides):
         return 0.0, 0.0  # no factor of an empty row
     place = np.empty(n, dtype=np.int64)
-    place[as_numpy(reverse_cuthill_mckee(P))] = np.arange(n)
+    place[to_numpy(reverse_cuthill_mckee(P))] = np.arange(n)
     first = place
     for side in sides:
-        of_rows = np.minimum.reduceat(place[as_numpy(side.col_indices)], as_numpy(side.crow_indices)[:-1])
+        of_rows = np.minimum.reduceat(place[to_numpy(side.col_indices)], to_numpy(side.crow_indices)[:-1])
         first = np.minimum(first, of_rows)
     width = (place - first).astype(np.float64)
     entries = min(2 * width.sum() + n, 8 * P.nnz)
@@ -317,20 +317,20 @@ def solve(
     if isinstance(method, Factorization):
         factors, method = method, "direct"
         _check_factors(factors, A)
-    checks.one_of("solve", "method", method, ("auto", "direct", *METHODS))
-    if not products and mapped(A.values):
+    checks.check_choice("solve", "method", method, ("auto", "direct", *METHODS))
+    if not products and vmap_active(A.values):
         raise NotImplementedError(
             "solve: under vmap the values of A cannot be read to choose a method. Call one, such as cg, or "
             "pass A.values with a batch axis"
         )
     if isinstance(M, str):
-        checks.one_of("solve", "M", M, ("auto",))
+        checks.check_choice("solve", "M", M, ("auto",))
     if method == "direct" and not isinstance(M, str) and M is not None:
         raise ValueError('solve: method="direct" takes no M. Remove it')
     automatic = isinstance(null_space, str) and null_space == "auto"
     if automatic:
         takes = not products and method not in ("direct", "lsqr") and A.shape[0] == A.shape[1]
-        null_space = detected(A) if takes and not A.values.is_complex() else None
+        null_space = detect_constants(A) if takes and not A.values.is_complex() else None
     elif null_space is not None and (method in ("direct", "lsqr") or A.shape[0] != A.shape[1]):
         raise ValueError(
             "solve: null_space is only used by cg, minres, gmres and bicgstab. lsqr finds the solution of "
@@ -339,7 +339,7 @@ def solve(
     tried: list[str] = []
     singular = null_space is not None
     if method != "auto":
-        attempts = _asked(A, method, M)
+        attempts = _follow_request(A, method, M)
     else:
         attempts = _by_products(A, b, M) if products else choices(A, b, M, singular)
     choice, x0 = next(attempts), None
@@ -371,7 +371,7 @@ def solve(
         raise failure
     before = f"; before, {'; then '.join(tried)}" if tried else ""
     solution.method, solution.reason = ran, f"{choice.why}{before}"
-    if isinstance(null_space, Detected):
+    if isinstance(null_space, DetectedConstants):
         found = 'null_space="constants", as the rows of A sum to zero'
         exactly = "" if null_space.exactly else " up to rounding"
         solution.reason = f"{found}; {solution.reason}"
@@ -387,7 +387,7 @@ solve = outside_of_graphs(chooses(solve), _NO_GRAPH)
 
 def _start(solution: Solution) -> Tensor | None:
     """x if it is closer to a solution than its start: the next attempt then starts from it."""
-    if transformed():  # under vmap the norms have other axes
+    if transforms_active():  # under vmap the norms have other axes
         return None
     norms, axis = solution.residual_norms.detach(), solution._axis
     nearer = norms.select(axis, -1) < norms.select(axis, 0)
@@ -397,7 +397,7 @@ def _start(solution: Solution) -> Tensor | None:
 def _ending(solution: Solution, b: Tensor, rtol: float, atol: float) -> Ending:
     """For the slowest column, extrapolated from the second half of the iterations."""
     count = solution.residual_norms.shape[solution._axis] - 1
-    if solution.status is not Status.MAX_ITERATIONS or transformed() or count < 2:
+    if solution.status is not Status.MAX_ITERATIONS or transforms_active() or count < 2:
         return Ending(solution.status)
     norms = solution.residual_norms.detach().movedim(solution._axis, 0)
     target = (rtol * torch.linalg.vector_norm(b.detach(), dim=solution._axis)).clamp(min=atol)
@@ -422,7 +422,7 @@ def _by_products(A: Any, b: Tensor, M: Any) -> Generator[Choice, Ending, None]:
         yield Choice("minres", "no M", "A is symmetric and may be indefinite")
 
 
-def _asked(A: Any, method: str, M: Any) -> Generator[Choice, Ending, None]:
+def _follow_request(A: Any, method: str, M: Any) -> Generator[Choice, Ending, None]:
     """The requested method, with an M that suits it."""
     made = "given" if not isinstance(M, str) and M is not None else "no M"
     square = isinstance(A, CSR) and A.shape[0] == A.shape[1]
@@ -468,7 +468,7 @@ def _check_factors(F: Factorization, A: CSR) -> None:
 
 def _direct(A: CSR, b: Tensor, rtol: float, atol: float, factors: Factorization | None) -> Solution:
     """`spsolve`, with a status from its residual."""
-    x = spsolve(A, b) if factors is None else factors._solved_for(A, b)
+    x = spsolve(A, b) if factors is None else factors._solve_with_gradient(A, b)
     axis = -1 if b.dim() == 1 else -2
     with torch.no_grad():
         after, before = (

@@ -9,12 +9,19 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.convert import TensorLike
-from learnsolve.ops.products import combination, scaled
+from learnsolve.ops.products import combination, multiply_columns
 from learnsolve.solvers.core.arguments import check_options
 from learnsolve.solvers.core.entry import solve
 from learnsolve.solvers.core.loop import Method
-from learnsolve.solvers.core.operators import add_scaled, divide, dot, extended, root, size, square
-from learnsolve.solvers.options import Options, SolverOptions, SymmetricOptions, fixed, options_of, solver
+from learnsolve.solvers.core.operators import axpy, divide, dot, root, size, square, store_vector
+from learnsolve.solvers.options import (
+    Options,
+    SolverOptions,
+    SymmetricOptions,
+    fix_iterations,
+    read_options,
+    solver,
+)
 from learnsolve.solvers.solution import CODE, Solution, Status
 
 # Preconditioned conjugate gradients: `cg`, the flexible `fcg`, and the module `CG`.
@@ -53,11 +60,13 @@ class ConjugateGradients(Method):
         wrong = (curvature <= 0) | (rho <= 0)
         good = running & ~wrong
         alpha = divide(rho, curvature, good)
-        x, r_old, r = x + scaled(alpha, p), r, r - scaled(alpha, q)
+        x, r_old, r = x + multiply_columns(alpha, p), r, r - multiply_columns(alpha, q)
         z = r if M is None else M(r)
         rho_old, rho = rho, dot(r, z)
         beta = divide(rho - dot(r_old, z) if self.flexible else rho, rho_old, good)
-        return CGState(x, r, z + scaled(beta, p), rho), torch.where(wrong, CODE[Status.INDEFINITE], 0)
+        return CGState(x, r, z + multiply_columns(beta, p), rho), torch.where(
+            wrong, CODE[Status.INDEFINITE], 0
+        )
 
 
 @solver(SymmetricOptions)
@@ -108,7 +117,7 @@ def cg(
     >>> torch.allclose(b.grad, solution.x)
     True
     """
-    return solve("cg", ConjugateGradients(), A, b, x0, options_of("cg", options), symmetric=True)
+    return solve("cg", ConjugateGradients(), A, b, x0, read_options("cg", options), symmetric=True)
 
 
 @solver(SymmetricOptions)
@@ -138,7 +147,7 @@ def fcg(
     'CONVERGED'
     """
     method = ConjugateGradients(flexible=True)
-    return solve("fcg", method, A, b, x0, options_of("fcg", options), symmetric=True)
+    return solve("fcg", method, A, b, x0, read_options("fcg", options), symmetric=True)
 
 
 class CG(torch.nn.Module):
@@ -196,7 +205,8 @@ class CG(torch.nn.Module):
             raise TypeError(f"CG: M must be a callable r -> M r, got {type(M).__name__}. Without M use cg")
         checks.flag("CG", "flexible", flexible)
         check_options(
-            "CG", fixed("CG", Options(rtol, atol, maxiter, iterations, gradient=gradient, throw=throw))
+            "CG",
+            fix_iterations("CG", Options(rtol, atol, maxiter, iterations, gradient=gradient, throw=throw)),
         )
         self.M = M
         self.flexible = flexible
@@ -279,8 +289,8 @@ class MinimalResidual(Method):
         z = divide(q.z, q.gamma, running & (q.gamma > 0))
         Az = A(z)
         delta = dot(Az, z)
-        v = Az - scaled(divide(delta, q.gamma, running), q.v)
-        v = v - scaled(divide(q.gamma, q.gamma_old, running), q.v_old)
+        v = Az - multiply_columns(divide(delta, q.gamma, running), q.v)
+        v = v - multiply_columns(divide(q.gamma, q.gamma_old, running), q.v_old)
         z_next = v if M is None else M(v)
         square = dot(v, z_next)
         gamma = root(square)
@@ -293,10 +303,10 @@ class MinimalResidual(Method):
         a2 = q.s * delta + q.c_old * q.c * q.gamma
         a3 = q.s_old * q.gamma
         c, s = divide(a0, a1, running), divide(gamma, a1, running)
-        w = divide(z - scaled(a3, q.w_older) - scaled(a2, q.w_old), a1, running)
-        Aw = divide(Az - scaled(a3, q.Aw_older) - scaled(a2, q.Aw_old), a1, running)
+        w = divide(z - multiply_columns(a3, q.w_older) - multiply_columns(a2, q.w_old), a1, running)
+        Aw = divide(Az - multiply_columns(a3, q.Aw_older) - multiply_columns(a2, q.Aw_old), a1, running)
         length = c * q.eta
-        x, r = q.x + scaled(length, w), q.r - scaled(length, Aw)
+        x, r = q.x + multiply_columns(length, w), q.r - multiply_columns(length, Aw)
         norm_A = torch.maximum(q.norm_A, divide(size(Az), size(z), running))
         # Rounding errors can make <v, M v> slightly negative.
         slack = eps * dot(v.detach().abs(), z_next.detach().abs())
@@ -313,7 +323,7 @@ class MinimalResidual(Method):
         trouble = torch.where(indefinite, CODE[Status.INDEFINITE], trouble)
         return new, trouble
 
-    def doubts(self, state: MinresState, running: Tensor) -> Tensor:
+    def is_inaccurate(self, state: MinresState, running: Tensor) -> Tensor:
         """Whether rounding errors may have outgrown r, which the recurrence for r does not show."""
         eps = torch.finfo(state.r.dtype).eps
         return running & (100 * eps * state.norm_A * size(state.x) > size(state.r))
@@ -322,7 +332,7 @@ class MinimalResidual(Method):
         """Whether they have."""
         return size(b - A(new.x)) > 1.1 * size(old.r)
 
-    def mended(
+    def restart_inaccurate(
         self, A: Any, M: Any, b: Tensor, old: MinresState, new: MinresState, doubt: Tensor
     ) -> tuple[MinresState, Tensor]:
         """The old state where they have: the step is discarded."""
@@ -378,7 +388,7 @@ def minres(
     >>> solution.x
     tensor([1.0000, 1.0000], dtype=torch.float64)
     """
-    return solve("minres", MinimalResidual(), A, b, x0, options_of("minres", options), symmetric=True)
+    return solve("minres", MinimalResidual(), A, b, x0, read_options("minres", options), symmetric=True)
 
 
 # BiCGSTAB, a short-recurrence method for any square matrix.
@@ -427,18 +437,18 @@ class BiCGSTAB(Method):
         shadow = torch.where(again, q.r, q.shadow)
         rho = torch.where(again, square(q.r).to(rho.dtype), rho)
         beta = divide(rho, q.rho, running & ~again) * divide(q.alpha, q.omega, running)
-        p = add_scaled(q.r, beta, add_scaled(q.p, -q.omega, q.v))
+        p = axpy(q.r, beta, axpy(q.p, -q.omega, q.v))
         Mp = p if M is None else M(p)
         v = A(Mp)
         rv = dot(shadow, v)
         # Without this part the step is a pure GMRES(1) step, which never increases the residual.
         alpha = divide(rho, rv, running & ~_zero(rv, shadow, v))
-        s = add_scaled(q.r, -alpha, v)
+        s = axpy(q.r, -alpha, v)
         Ms = s if M is None else M(s)
         t = A(Ms)
         ts = dot(t, s)
         omega = divide(ts, square(t), running & ~_zero(ts, t, s))
-        x, r = add_scaled(add_scaled(q.x, alpha, Mp), omega, Ms), add_scaled(s, -omega, t)
+        x, r = axpy(axpy(q.x, alpha, Mp), omega, Ms), axpy(s, -omega, t)
         stuck = again & (alpha == 0) & (omega == 0)
         return BicgstabState(x, r, shadow, p, v, rho, alpha, omega), torch.where(
             stuck, CODE[Status.BREAKDOWN], 0
@@ -497,7 +507,7 @@ def bicgstab(
     >>> b.grad
     tensor([ 0.0000, -0.5000], dtype=torch.float64)
     """
-    return solve("bicgstab", BiCGSTAB(), A, b, x0, options_of("bicgstab", options))
+    return solve("bicgstab", BiCGSTAB(), A, b, x0, read_options("bicgstab", options))
 
 
 # GMRES with restarts, and its flexible form, for any square matrix.
@@ -552,7 +562,7 @@ class GeneralizedMinimalResidual(Method):
         if Q is None:
             Q = torch.ones_like(largest)[None, None]
             for c, s in zip(cosines, sines, strict=True):
-                Q = _rotated(Q, c, s)
+                Q = _rotate(Q, c, s)
         V, P = V[: j + 1], P[:j]
         z = V[j] if M is None else M(V[j])
         w = A(z)
@@ -574,16 +584,16 @@ class GeneralizedMinimalResidual(Method):
             direction = z - combination(column[:-1], P)
         p = divide(direction, diagonal, running)
         v = divide(w, below, running)
-        x = add_scaled(x, c.conj() * eta, p)
+        x = axpy(x, c.conj() * eta, p)
         eta_next = -s * eta
         # r_j = s_j^2 r_{j-1} + conj(c_j) eta_{j+1} v_{j+1}
-        r = add_scaled(scaled(s * s, r), c.conj() * eta_next, v)
+        r = axpy(multiply_columns(s * s, r), c.conj() * eta_next, v)
         new = GmresState(
             x,
             r,
-            extended(every[0], j + 1, v, self.restart + 1),
-            extended(every[1], j, p, self.restart),
-            _rotated(Q, c, s),
+            store_vector(every[0], j + 1, v, self.restart + 1),
+            store_vector(every[1], j, p, self.restart),
+            _rotate(Q, c, s),
             torch.cat((cosines, c.unsqueeze(0))),
             torch.cat((sines, s.unsqueeze(0))),
             eta_next,
@@ -592,7 +602,7 @@ class GeneralizedMinimalResidual(Method):
         return new, torch.where(diagonal <= noise, CODE[Status.BREAKDOWN], 0)
 
 
-def _rotated(Q: Tensor, c: Tensor, s: Tensor) -> Tensor:
+def _rotate(Q: Tensor, c: Tensor, s: Tensor) -> Tensor:
     """Q with one more rotation, applied to the last row and a new one."""
     last = Q[-1:]
     rows = torch.cat((Q[:-1], c.conj() * last, -s * last))
@@ -601,7 +611,7 @@ def _rotated(Q: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return torch.cat((rows, one), 1)
 
 
-def _restarted(name: str, restart: int | None) -> GeneralizedMinimalResidual:
+def _make_gmres(name: str, restart: int | None) -> GeneralizedMinimalResidual:
     restart = 20 if restart is None else checks.integer(name, "restart", restart, 1)
     return GeneralizedMinimalResidual(restart)
 
@@ -650,7 +660,7 @@ def gmres(
     >>> b.grad
     tensor([ 0.0000, -0.5000], dtype=torch.float64)
     """
-    return solve("gmres", _restarted("gmres", restart), A, b, x0, options_of("gmres", options))
+    return solve("gmres", _make_gmres("gmres", restart), A, b, x0, read_options("gmres", options))
 
 
 @solver(SolverOptions)
@@ -690,5 +700,5 @@ def fgmres(
     >>> ls.solvers.fgmres(A, b, M=inner).status.name
     'CONVERGED'
     """
-    method = _restarted("fgmres", restart)
-    return solve("fgmres", method, A, b, x0, options_of("fgmres", options), needs_transposed_M=False)
+    method = _make_gmres("fgmres", restart)
+    return solve("fgmres", method, A, b, x0, read_options("fgmres", options), needs_transposed_M=False)

@@ -20,7 +20,7 @@ from learnsolve.matrix.cache import outside_of_graphs, readable
 from learnsolve.matrix.checks import operands
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.ops.autograd import add
-from learnsolve.ops.products import scaled
+from learnsolve.ops.products import multiply_columns
 from learnsolve.solvers.core.advance import rounding_level, terms
 from learnsolve.solvers.core.arguments import (
     check_b,
@@ -30,22 +30,22 @@ from learnsolve.solvers.core.arguments import (
     refuse_what_has_no_implicit_gradient,
 )
 from learnsolve.solvers.core.entry import complex_solution, real_system
-from learnsolve.solvers.core.gradient import implicit, unrolled
+from learnsolve.solvers.core.gradient import implicit, unroll
 from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import (
     Columns,
     Function,
     LinearOperator,
     Outcome,
-    as_operator,
     divide,
     dot,
+    make_operator,
     root,
     safe_size,
     size,
 )
 from learnsolve.solvers.core.problem import ADJOINT, TANGENT, Problem
-from learnsolve.solvers.options import LeastSquaresOptions, Options, options_of, solver
+from learnsolve.solvers.options import LeastSquaresOptions, Options, read_options, solver
 from learnsolve.solvers.solution import CODE, Report, Solution, Status
 
 # Code shared by `lsqr` and `lsmr`: damping, the stopping rule, derivatives.
@@ -66,7 +66,7 @@ from learnsolve.solvers.solution import CODE, Report, Solution, Status
 
 
 @dataclass(frozen=True, eq=False)
-class Damped(LinearOperator):
+class DampedOperator(LinearOperator):
     """[A; damp I], or its transpose."""
 
     A: LinearOperator
@@ -82,17 +82,17 @@ class Damped(LinearOperator):
     def by_columns(self) -> bool:  # type: ignore[override]
         return self.A.by_columns
 
-    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Damped:
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> DampedOperator:
         return replace(self, A=self.A.with_parameters(parameters))
 
     def core(self) -> int | None:
         return self.A.core()
 
-    def mapped(self, axes: tuple[int | None, ...]) -> Damped:
-        return replace(self, A=self.A.mapped(axes))
+    def add_batch_axis(self, axes: tuple[int | None, ...]) -> DampedOperator:
+        return replace(self, A=self.A.add_batch_axis(axes))
 
     @property
-    def T(self) -> Damped:
+    def T(self) -> DampedOperator:
         return replace(self, transpose=not self.transpose)
 
     def _above(self, x: Tensor) -> Tensor:
@@ -187,14 +187,14 @@ class LeastSquaresProblem(Problem):
     @property
     def onto(self) -> bool:
         """Whether A is known to have independent rows."""
-        return isinstance(self.A, Damped) and self.A.transpose
+        return isinstance(self.A, DampedOperator) and self.A.transpose
 
     def _solves(self, A: Any, r: Tensor, b: Tensor, x: Tensor) -> bool:
         """Whether r = b - A x is zero to the tolerance, and no derivative of it is asked for."""
         if torch.is_grad_enabled() or not readable(r):
             return False
         criterion: Any = self.criterion
-        norm_A = criterion.norm_of(A)
+        norm_A = criterion.estimate_norm(A)
         return bool(criterion.solves(safe_size(r), safe_size(b), 0 if norm_A is None else norm_A, x).all())
 
 
@@ -221,20 +221,20 @@ class LeastSquares:
     def fresh(self) -> LeastSquares:
         return copy(self)
 
-    def in_units(self, of_b: Tensor) -> LeastSquares:
+    def rescale(self, of_b: Tensor) -> LeastSquares:
         return copy(self)
 
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor, length: Tensor) -> Tensor:
         eps = torch.finfo(b.dtype).eps
         self.atol, self.btol = max(self.atol, eps), max(self.btol, eps)
-        self.length, self.A_norm, normal = length, self.norm_of(A), safe_size(A.T(r))
+        self.length, self.A_norm, normal = length, self.estimate_norm(A), safe_size(A.T(r))
         if (A_norm := self.A_norm) is None:
             # ||A^T b|| / ||b|| <= ||A||, which a solve from x = 0 computes in its first iteration.
             of_b = normal if r is b else safe_size(A.T(b))
             A_norm = of_b / torch.where(length == 0, 1, length)
         return self._small(x, norm, normal, A_norm) | (length == 0)
 
-    def norm_of(self, A: Any) -> Tensor | None:
+    def estimate_norm(self, A: Any) -> Tensor | None:
         """||A||, if its entries are known: those of a complex A occur twice in its real form."""
         norm = A.frobenius()
         return None if norm is None else norm / self.form**0.5
@@ -259,7 +259,7 @@ class LeastSquares:
         limit = self.conlim if self.conlim > 0 else torch.inf
         return torch.where(state.condition.detach() > limit, CODE[Status.ILL_CONDITIONED], 0)
 
-    def reached(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    def measure(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
         """A^T r, with the rounding errors of r."""
         g = A.T(r)
         return size(g), rounding_level(A.T, terms(A, x, b, g), torch.zeros_like(x), r)
@@ -302,9 +302,9 @@ def solve(
     check_options(name, replace(options, atol=atol))
     for key, value in (("damp", damp), ("btol", btol), ("conlim", conlim)):
         number(name, key, value)
-    operator = as_operator(name, A, b, options.transpose, options.parameters, square=False)
+    operator = make_operator(name, A, b, options.transpose, options.parameters, square=False)
     columns = Columns(b.dim() == 1, check_operands(name, A, b))
-    B = columns.into(b)
+    B = columns.pack(b)
     known = not isinstance(operator, Function) or isinstance(A, scipy.sparse.linalg.LinearOperator)
     n = A.shape[1] if known else operator.T(B.detach()).shape[-2]
     X0 = None if x0 is None else _start(name, n, b, x0, columns)
@@ -312,7 +312,7 @@ def solve(
     damped: Any = operator
     padded = B
     if damp:
-        damped = Damped(operator, float(damp), n)
+        damped = DampedOperator(operator, float(damp), n)
         padded = torch.cat((B, B.new_zeros((*B.shape[:-2], n, B.shape[-1]))), dim=-2)
     criterion = LeastSquares(atol, btol, conlim, form)
     ends = options.throw, options.gradient, options.callback
@@ -331,7 +331,7 @@ def solve(
         )
         solution = implicit(problem, padded, X0, lambda: (again, padded))
     else:
-        solution = unrolled(problem, padded, X0)
+        solution = unroll(problem, padded, X0)
     with torch.no_grad():
         x = solution.x.detach().unsqueeze(-1) if columns.vector else solution.x.detach()
         norm = size(operator.T(B - operator(x)) - damp**2 * x).squeeze(-2)
@@ -344,7 +344,7 @@ def _start(name: str, n: int, b: Tensor, x0: Tensor, columns: Columns) -> Tensor
     shape = (n,) if b.dim() == 1 else (*b.shape[:-2], n, b.shape[-1])
     if x0.shape != shape:
         raise ValueError(f"{name}: x0 must have shape {shape}, got {tuple(x0.shape)}")
-    return columns.into(x0)
+    return columns.pack(x0)
 
 
 class _Bidiagonal(NamedTuple):
@@ -366,8 +366,8 @@ def _first_vectors(A: Any, r: Tensor, running: Tensor) -> tuple[_Bidiagonal, Ten
 
 def _next_vectors(A: Any, state: Any, running: Tensor) -> tuple[_Bidiagonal, Tensor]:
     """beta u = A v - alpha u, alpha v = A^T u - beta v, from a state with the previous vectors, and beta."""
-    u, beta = _unit(state.Av - scaled(state.alpha, state.u), running)
-    v, alpha = _unit(A.T(u) - scaled(beta, state.v), running)
+    u, beta = _unit(state.Av - multiply_columns(state.alpha, state.u), running)
+    v, alpha = _unit(A.T(u) - multiply_columns(beta, state.v), running)
     return _Bidiagonal(u, v, alpha, A(v), state.square + beta.detach() ** 2 + alpha.detach() ** 2), beta
 
 
@@ -413,10 +413,10 @@ class LSQR(Method):
         rho = root(s.rho_bar * s.rho_bar + beta * beta)
         cosine, sine = divide(s.rho_bar, rho, running), divide(beta, rho, running)
         step = divide(cosine * s.phi_bar, rho, running)
-        x, r = s.x + scaled(step, s.w), s.r - scaled(step, s.Aw)
+        x, r = s.x + multiply_columns(step, s.w), s.r - multiply_columns(step, s.Aw)
         phi_bar = sine * s.phi_bar
         turn = divide(sine * q.alpha, rho, running)
-        w, Aw = q.v - scaled(turn, s.w), q.Av - scaled(turn, s.Aw)
+        w, Aw = q.v - multiply_columns(turn, s.w), q.Av - multiply_columns(turn, s.Aw)
         directions = s.directions + divide(size(s.w), rho.detach(), running) ** 2
         A_norm = (q.square - q.alpha.detach() ** 2).clamp(min=0).sqrt()  # of the columns processed so far
         new = LSQRState(
@@ -479,7 +479,7 @@ def lsqr(
     >>> ls.solvers.lsqr(A, b, atol=1e-12, btol=1e-12).x
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
-    read = options_of("lsqr", options, atol=(atol, 1e-6), btol=(btol, 1e-6))
+    read = read_options("lsqr", options, atol=(atol, 1e-6), btol=(btol, 1e-6))
     return solve("lsqr", LSQR(), A, b, x0, damp, atol, btol, conlim, read)
 
 
@@ -533,7 +533,7 @@ class LSMR(Method):
         c_bar, s_bar = divide(above, rho_bar, running), divide(theta, rho_bar, running)
         zeta, zeta_bar = c_bar * s.zeta_bar, -s_bar * s.zeta_bar
         back = divide(theta_bar * rho, s.rho * s.rho_bar, running)
-        h_bar, Ah_bar = s.h - scaled(back, s.h_bar), s.Ah - scaled(back, s.Ah_bar)
+        h_bar, Ah_bar = s.h - multiply_columns(back, s.h_bar), s.Ah - multiply_columns(back, s.Ah_bar)
         step = divide(zeta, rho * rho_bar, running)
         turn = divide(theta, rho, running)
         # The condition number is estimated from the diagonal of the second factor, without its initial 1.
@@ -541,8 +541,8 @@ class LSMR(Method):
         largest = torch.maximum(s.largest, known)
         smallest = torch.minimum(s.smallest, known)
         new = LSMRState(
-            s.x + scaled(step, h_bar), s.r - scaled(step, Ah_bar),
-            *q, q.v - scaled(turn, s.h), q.Av - scaled(turn, s.Ah), h_bar, Ah_bar,
+            s.x + multiply_columns(step, h_bar), s.r - multiply_columns(step, Ah_bar),
+            *q, q.v - multiply_columns(turn, s.h), q.Av - multiply_columns(turn, s.Ah), h_bar, Ah_bar,
             c * q.alpha, rho, rho_bar, c_bar, s_bar, zeta_bar,
             torch.maximum(s.largest, rho_bar.detach()), torch.minimum(s.smallest, rho_bar.detach()),
             zeta_bar.detach(), (q.square - q.alpha.detach() ** 2).clamp(min=0).sqrt(), largest / smallest,
@@ -597,5 +597,5 @@ def lsmr(
     >>> ls.solvers.lsmr(A, b, atol=1e-12, btol=1e-12).x
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
-    read = options_of("lsmr", options, atol=(atol, 1e-6), btol=(btol, 1e-6))
+    read = read_options("lsmr", options, atol=(atol, 1e-6), btol=(btol, 1e-6))
     return solve("lsmr", LSMR(), A, b, x0, damp, atol, btol, conlim, read)

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from torch import Tensor
 
-from learnsolve.matrix.checks import as_matrix, integer, keywords
+from learnsolve.matrix.checks import convert_matrix, integer, keywords
 from learnsolve.solvers.solution import Iteration
 
 P = ParamSpec("P")
@@ -157,7 +157,7 @@ def solver(kind: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P,
     """Decorate a solver whose `**options` are of this kind: list them in its signature, with `defaults` where
     they differ from `Options`, and document those that its docstring does not describe."""
 
-    def decorated(function: Callable[P, T]) -> Callable[P, T]:
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
         SOLVERS[function.__name__], _KINDS[function.__name__] = function, kind
         signature, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
         own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -170,20 +170,20 @@ def solver(kind: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P,
         keys = [p.name for p in own if p.kind is keyword] + list(kind.__annotations__)
         steps = "iterations" in signature.parameters
         meanings = {"iterations": ""} | MEANING | ITERATIONS if steps else MEANING
-        function.__doc__ = described(function.__doc__ or "", keys, meanings, OF_SOLVERS + OF_THROW)
+        function.__doc__ = describe_options(function.__doc__ or "", keys, meanings, OF_SOLVERS + OF_THROW)
         return function
 
-    return decorated
+    return decorate
 
 
 def smoother(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a solver for a fixed number of steps, without shared `**options`."""
     keys = inspect.signature(function).parameters
-    function.__doc__ = described(function.__doc__ or "", keys, MODULE, OF_SOLVERS)
+    function.__doc__ = describe_options(function.__doc__ or "", keys, MODULE, OF_SOLVERS)
     return function
 
 
-def described(text: str, keys: Collection[str], meanings: Mapping[str, str], sections: str) -> str:
+def describe_options(text: str, keys: Collection[str], meanings: Mapping[str, str], sections: str) -> str:
     """The docstring with its `options` line replaced by the `meanings` of the keys that it does not describe
     itself, and with the `sections` that it does not have."""
     own = set(re.findall(r"\w+", " ".join(re.findall(r"^    ([\w, ]+?) :", text, re.MULTILINE))))
@@ -228,20 +228,20 @@ class Options:
     def __post_init__(self):
         self.rtol = 1e-5 if self.rtol is None else self.rtol
         self.atol = 0.0 if self.atol is None else self.atol
-        self.M = None if self.M is None else as_matrix(self.M)
-        self.adjoint_M = None if self.adjoint_M is None else as_matrix(self.adjoint_M)
+        self.M = None if self.M is None else convert_matrix(self.M)
+        self.adjoint_M = None if self.adjoint_M is None else convert_matrix(self.adjoint_M)
 
 
-def options_of(name: str, arguments: Mapping[str, Any], **others: tuple[Any, float]) -> Options:
-    """`**options` of the solver `name`, checked for unknown keywords; `others` are as for `fixed`."""
+def read_options(name: str, arguments: Mapping[str, Any], **others: tuple[Any, float]) -> Options:
+    """`**options` of the solver `name`, checked for unknown keywords; `others` as in `fix_iterations`."""
     keywords(name, arguments, _KINDS[name].__annotations__)
-    return fixed(name, Options(**arguments), **others)
+    return fix_iterations(name, Options(**arguments), **others)
 
 
 BESIDE_ITERATIONS = "{key} must not be passed with iterations, which all run. Remove one"
 
 
-def fixed(name: str, options: Options, **others: tuple[Any, float]) -> Options:
+def fix_iterations(name: str, options: Options, **others: tuple[Any, float]) -> Options:
     """These new options of a call, in which a number of `iterations` becomes a limit without a tolerance.
     `others`: more tolerances of the call, with their defaults."""
     if options.iterations is None:

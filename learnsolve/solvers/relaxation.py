@@ -21,10 +21,17 @@ from learnsolve.preconditioners.relaxation import Sweep, check_omega, check_swee
 from learnsolve.preconditioners.trainable import MatrixValues
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
 from learnsolve.solvers.core.entry import solve
-from learnsolve.solvers.core.gradient import with_zero_gradient
+from learnsolve.solvers.core.gradient import attach_zero_gradient
 from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import Columns, Matrix
-from learnsolve.solvers.core.stationary import FixedNumber, Parameters, Steps, Value, settings_of, start
+from learnsolve.solvers.core.stationary import (
+    FixedNumber,
+    Parameters,
+    Steps,
+    Value,
+    read_fixed_options,
+    start,
+)
 from learnsolve.solvers.options import SweepOptions, solver
 from learnsolve.solvers.solution import Solution
 
@@ -96,20 +103,20 @@ def _relax(
         corrections = [Correction(sweep, omegas.squeeze(-1).select(-1, i)) for i in range(omegas.shape[-2])]
     else:
         corrections = [Correction(sweep, omegas)]
-    settings = settings_of(name, iterations, options, _BESIDE)
+    settings = read_fixed_options(name, iterations, options, _BESIDE)
     if iterations is None:
         refuse_parameters_that_learn(name, settings.gradient, omega=omega)
         solution = solve(name, corrections[0], A, b, x0, settings)
         if settings.gradient != "implicit" and solution.iterations == 0:
-            solution.x = with_zero_gradient(solution.x, *learned)
+            solution.x = attach_zero_gradient(solution.x, *learned)
         return solution
     checks.rows(name, "b", b, "A", A.shape)
     columns = Columns(b.dim() == 1, check_operands(name, A, b))
     check_x0(name, x0, b)
-    B, operator = columns.into(b), Matrix(A)
-    X = torch.zeros_like(B) if x0 is None else columns.into(x0)
+    B, operator = columns.pack(b), Matrix(A)
+    X = torch.zeros_like(B) if x0 is None else columns.pack(x0)
     if iterations == 0:
-        X = with_zero_gradient(X, B, A.values, *learned)
+        X = attach_zero_gradient(X, B, A.values, *learned)
     steps = Steps(name, operator, _sweeps(corrections, operator), columns)
     r = B if x0 is None else None
     return steps.solution(B, X, iterations, settings.gradient == "checkpointed", r, (A.values, b))

@@ -276,7 +276,7 @@ class Solution(_Pair):
         if self._norms is not None:
             return self._norms
         assert self._complete is not None
-        unchanged = self._needs is None or self._needs.unchanged()
+        unchanged = self._needs is None or self._needs.is_current()
         if unchanged is False:
             raise RuntimeError(
                 "Solution.residual_norms: A.values, b or x was changed in place after the solve. Ask for the "

@@ -13,9 +13,9 @@ from learnsolve.matrix.checks import operands
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops import across
-from learnsolve.ops.autograd import tracked
+from learnsolve.ops.autograd import needs_graph
 from learnsolve.ops.products import product, times
-from learnsolve.ops.structure import shared_inverse_diagonal
+from learnsolve.ops.structure import reuse_inverse_diagonal
 from learnsolve.ops.sweeps import residual_norm
 from learnsolve.solvers.core.arguments import check_b, check_x0
 from learnsolve.solvers.core.stationary import (
@@ -24,11 +24,11 @@ from learnsolve.solvers.core.stationary import (
     Stationary,
     Value,
     bounds,
-    compiled,
     given_bounds,
+    make_solution,
     run,
-    run_fixed,
-    solution_of,
+    run_iterations,
+    run_kernel,
     start,
 )
 from learnsolve.solvers.options import Options, StationaryOptions, smoother, solver
@@ -475,11 +475,13 @@ def jacobi(
     """
     name = "jacobi"
     A, b, x0 = operands(name, A, b, x0)
-    if across.of(A) is not None:  # rows in several processes: sweep by sweep, with w of the local rows
+    if (
+        across.find_processes(A) is not None
+    ):  # rows in several processes: sweep by sweep, with w of the local rows
         check_b(name, b)
         w = Parameters(name, A, b, iterations).read("weight", weight)
         scale = w * A.inverse_diagonal(name).unsqueeze(0)  # pyright: ignore[reportAttributeAccessIssue]
-        return run_fixed(name, A, b, x0, Options(gradient=gradient), iterations, scale, None)
+        return run_iterations(name, A, b, x0, Options(gradient=gradient), iterations, scale, None)
     checks.matrix(name, "A", A)
     values = A.values
     checks.dtype(name, "A.values", values)
@@ -498,12 +500,12 @@ def jacobi(
             return Solution(x, iterations, norms, -1, (x,), method=name)
     scale = _scale(A, b, weight, iterations)
     if iterations == 1 and _only_scale_learns(scale, values, b, x0):
-        return solution_of(name, A, b, *_one_sweep(A, scale, b, x0), iterations, EAGER)
-    return compiled(name, A, b, x0, scale, iterations, gradient == "checkpointed")
+        return make_solution(name, A, b, *_one_sweep(A, scale, b, x0), iterations, EAGER)
+    return run_kernel(name, A, b, x0, scale, iterations, gradient == "checkpointed")
 
 
 def _only_scale_learns(scale: Tensor, *others: Tensor) -> bool:
-    return tracked(scale) and not tracked(*others) and not torch.compiler.is_dynamo_compiling()
+    return needs_graph(scale) and not needs_graph(*others) and not torch.compiler.is_dynamo_compiling()
 
 
 def _one_sweep(A: CSR, scale: Tensor, b: Tensor, x0: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
@@ -517,7 +519,7 @@ def _one_sweep(A: CSR, scale: Tensor, b: Tensor, x0: Tensor) -> tuple[Tensor, Ca
 
 def _scale(A: CSR, b: Tensor, weight: Value, iterations: int) -> Tensor:
     """weight / D, shape (n,) or (..., 1 or iterations, n)."""
-    inverse, single = shared_inverse_diagonal(A, "jacobi"), A.values.dim() == 1
+    inverse, single = reuse_inverse_diagonal(A, "jacobi"), A.values.dim() == 1
     if isinstance(weight, Tensor) and single:
         checks.same_kind("jacobi", "weight", weight, b)
         of_rows = weight.shape == inverse.shape and weight.shape[0] != iterations and b.dim() <= 2

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.arguments import Count, Function, Index, Positive
-from learnsolve.matrix.checks import declared
+from learnsolve.matrix.checks import check_arguments
 from learnsolve.matrix.csr import CSR
 from learnsolve.solvers.solution import Solution
 
@@ -190,7 +190,7 @@ def _share(entry: GradientEntry) -> float:
 _SAFETY = 10  # error estimates are not bounds
 
 
-@declared
+@check_arguments
 def check_gradients(
     fn: Function,
     *args: Any,

@@ -43,7 +43,7 @@ def make(P, Q, shift):
 
 
 def use(A, B):
-    plan = A.pattern._planned(make, B.pattern, 3)
+    plan = A.pattern._plan_once(make, B.pattern, 3)
     return ls.ops.spmm(ls.CSR(A.values[plan.positions - 3], A.pattern), B.values[: A.shape[1]])
 
 
@@ -83,7 +83,7 @@ def test_compiled_code_reads_what_was_converted_before():
 
 def test_a_plan_counts_as_cache(pair):
     P, Q = pair
-    plan = P._planned(make, Q, 0)
+    plan = P._plan_once(make, Q, 0)
     own = (plan.positions, plan.result.crow_indices, plan.result.col_indices)
     assert P.cache_bytes() == sum(t.numel() * t.element_size() for t in own)
     P.drop_caches()
@@ -96,19 +96,19 @@ def test_what_fails_is_computed_again(pair):
     def fails(*_):
         raise MemoryError
 
-    for call in (lambda: P._cached("key", fails), lambda: P._planned(fails, Q)):
+    for call in (lambda: P._compute_once("key", fails), lambda: P._plan_once(fails, Q)):
         with pytest.raises(MemoryError):
             call()
         assert P.cache_bytes() == 0
-    assert P._cached("key", lambda: 1) == 1
+    assert P._compute_once("key", lambda: 1) == 1
     with pytest.raises(MemoryError):
-        P._planned(fails, Q)
+        P._plan_once(fails, Q)
 
 
 @pytest.mark.parametrize("first", ["own", "other"])
 def test_a_plan_dies_with_the_first_pattern(first):
     patterns = {"own": pattern_of(random(6, 5, 0.5)), "other": pattern_of(random(6, 5, 0.8, seed=1))}
-    result = weakref.ref(patterns["own"]._planned(make, patterns["other"], 0).result)
+    result = weakref.ref(patterns["own"]._plan_once(make, patterns["other"], 0).result)
     coordinates.cache_clear()  # the tests' own cache holds patterns
     gone = weakref.ref(patterns.pop(first))
     gc.collect()
@@ -122,10 +122,10 @@ def test_a_plan_dies_with_the_first_pattern(first):
 )
 def test_a_changed_pattern_is_refused(pair, planned, which):
     P, Q = pair
-    result = P._planned(make, Q, 0).result if planned else None
+    result = P._plan_once(make, Q, 0).result if planned else None
     {"own": P, "other": Q, "result": result}[which].col_indices[0] = 3
     with pytest.raises(RuntimeError, match="changed in place"):
-        P._planned(make, Q, 0)
+        P._plan_once(make, Q, 0)
 
 
 def test_a_product_with_a_changed_pattern_is_refused():
@@ -146,7 +146,7 @@ def test_a_pattern_that_lives_long_does_not_collect_those_that_died():
     Q = pattern_of(random(6, 5, 0.8, seed=1))
     first = weakref.getweakrefcount(Q)
     for seed in range(20):
-        pattern_of(random(6, 5, 0.5, seed))._planned(make, Q, 0)
+        pattern_of(random(6, 5, 0.5, seed))._plan_once(make, Q, 0)
         coordinates.cache_clear()
     gc.collect()
     assert weakref.getweakrefcount(Q) == first
@@ -156,7 +156,7 @@ def test_each_pair_of_patterns_has_a_plan_of_its_own(pair):
     P, Q = pair
     R = pattern_of(random(6, 5, 0.3, seed=2))
     plans = [
-        [X._planned(make, Y, k) for X, Y, k in ((P, Q, 3), (P, Q, 4), (Q, P, 3), (P, R, 3))] for _ in "ab"
+        [X._plan_once(make, Y, k) for X, Y, k in ((P, Q, 3), (P, Q, 4), (Q, P, 3), (P, R, 3))] for _ in "ab"
     ]
     assert all(a is b for a, b in zip(*plans, strict=True))
     assert len({id(plan) for plan in plans[0]}) == len(made) == 4
@@ -174,7 +174,7 @@ def test_functions_of_one_name_in_two_modules_have_plans_of_their_own():
 
     other.__name__, other.__module__ = plan.__name__, "elsewhere"
     P = ls.problems.poisson((4,)).pattern
-    assert (P._planned(plan), P._planned(other)) == ((1,), (2,))
+    assert (P._plan_once(plan), P._plan_once(other)) == ((1,), (2,))
 
 
 @pytest.fixture
@@ -228,20 +228,20 @@ def test_random_batches_take_bounded_memory(name, limit):
 @of_few_plans
 def test_the_least_recently_used_plan_is_dropped(pair, limit):
     P, Q = pair
-    first = P._planned(make, Q, 0)
+    first = P._plan_once(make, Q, 0)
     for shift in range(1, 200):
-        P._planned(make, Q, shift)
-        assert P._planned(make, Q, 0) is first
-    assert P._planned(make, Q, 1) is not None
+        P._plan_once(make, Q, shift)
+        assert P._plan_once(make, Q, 0) is first
+    assert P._plan_once(make, Q, 1) is not None
     assert made.count((P._serial, Q._serial, 1)) == 2, "it was not dropped"
 
 
 @no_memory
 def test_the_last_sixteen_plans_are_kept(pair, limit):
     for shift in [*range(16)] * 3:
-        pair[0]._planned(make, pair[1], shift)
+        pair[0]._plan_once(make, pair[1], shift)
     assert len(made) == 16
-    pair[0]._planned(make, pair[1], 16)
+    pair[0]._plan_once(make, pair[1], 16)
     assert len(pair[0]._entries) == 16
 
 
@@ -253,14 +253,14 @@ def test_a_plan_made_again_and_again_warns_once(pair, limit):
         warnings.simplefilter("always")
         for step in range(4):
             for shift in turns:
-                P._planned(make, Q, shift)
+                P._plan_once(make, Q, shift)
             assert len(seen) == (step >= 2)
     message = "set_options: the plans in use take more than the limit of 0 bytes"
     assert message in str(seen[0].message)
     assert len(made) == 4 * 17
     ls.set_options(plan_cache_bytes=2**20)
     for shift in [*turns] * 4:
-        P._planned(make, Q, shift)
+        P._plan_once(make, Q, shift)
     assert len(made) == 4 * 17 + 1
 
 
@@ -269,9 +269,9 @@ def test_a_plan_counts_once(pair):
     P, Q = pair
     coordinates.cache_clear(), gc.collect()
     before = budget.total
-    result = P._planned(make, Q, 0).result
-    result._planned(make, Q, 1)
-    result._cached("more", lambda: torch.zeros(3))  # the first plan is counted again
+    result = P._plan_once(make, Q, 0).result
+    result._plan_once(make, Q, 1)
+    result._compute_once("more", lambda: torch.zeros(3))  # the first plan is counted again
     assert budget.total - before == P.cache_bytes()
 
 
@@ -279,23 +279,23 @@ def test_a_plan_that_grows_is_counted_with_the_next_one(pair, monkeypatch):
     P, Q = pair
     coordinates.cache_clear(), gc.collect()
     before, counted = budget.total, []
-    result = P._planned(make, Q, 0).result
+    result = P._plan_once(make, Q, 0).result
     bytes = Entry.bytes
     monkeypatch.setattr(Entry, "bytes", lambda entry: counted.append(entry) or bytes(entry))
     for i in range(9):
-        result._cached(f"more {i}", lambda: torch.zeros(3))
+        result._compute_once(f"more {i}", lambda: torch.zeros(3))
     assert not counted
-    Q._planned(make, P, 1)
+    Q._plan_once(make, P, 1)
     assert len(counted) == 2
     assert budget.counted - before == P.cache_bytes() + Q.cache_bytes()
 
 
 def test_a_plan_that_another_thread_drops_meanwhile_does_no_harm(pair, monkeypatch):
     P, Q = pair
-    first = P._planned(make, Q, 0)
+    first = P._plan_once(make, Q, 0)
     check = Entry.check
     monkeypatch.setattr(Entry, "check", lambda entry: entry.drop() if entry.others else check(entry))
-    torch.testing.assert_close(P._planned(make, Q, 0).positions, first.positions)
+    torch.testing.assert_close(P._plan_once(make, Q, 0).positions, first.positions)
     assert P.cache_bytes() == 0
 
 
@@ -307,10 +307,10 @@ def test_a_plan_that_is_made_while_tracing_is_kept(limit):
         P, Q = pattern_of(random(6, 5, 0.5, seed)), pattern_of(random(6, 5, 0.8, seed + 9))
         A, B = (ls.CSR(torch.randn(X.nnz), X) for X in (P, Q))
         torch.testing.assert_close(f(A, B), use(A, B))
-        plan = P._planned(make, Q, 3)
+        plan = P._plan_once(make, Q, 3)
         for shift in range(4, 200):
-            P._planned(make, Q, shift)
-        assert P._planned(make, Q, 3) is plan
+            P._plan_once(make, Q, shift)
+        assert P._plan_once(make, Q, 3) is plan
         torch.testing.assert_close(f(A, B), use(A, B))
 
 
@@ -361,7 +361,7 @@ def plan_there(P, Q):
 
 def there(S):
     P = pattern_of(S)
-    return ls.SparsityPattern._trusted(*(t.as_subclass(There) for t in P._arrays), P.shape)
+    return ls.SparsityPattern._construct(*(t.as_subclass(There) for t in P._arrays), P.shape)
 
 
 def test_arrays_used_on_another_stream_are_recorded(monkeypatch):
@@ -373,8 +373,8 @@ def test_arrays_used_on_another_stream_are_recorded(monkeypatch):
     P, Q = there(random(6, 5, 0.5)), there(random(6, 5, 0.8, seed=1))
 
     def use():
-        plan = P._planned(plan_there, Q)
-        twice = P._cached("twice", lambda: 2 * P.crow_indices)
+        plan = P._plan_once(plan_there, Q)
+        twice = P._compute_once("twice", lambda: 2 * P.crow_indices)
         arrays = (plan.positions, twice, *plan.result._structure(False), P.crow_indices, Q.col_indices)
         return [t.data_ptr() for t in arrays if t.is_cuda and t.numel()]
 
@@ -385,7 +385,7 @@ def test_arrays_used_on_another_stream_are_recorded(monkeypatch):
         use()
         assert told == []
     stream.stream_id = 8
-    positions = P._planned(plan_there, Q).positions
+    positions = P._plan_once(plan_there, Q).positions
     at = positions.data_ptr()
     weakref.finalize(positions, told.append, "freed")
     del positions
@@ -505,7 +505,7 @@ def test_patterns_without_contents_do_not_disturb_an_arrival():
     P = ls.problems.poisson((3, 17)).pattern
     with FakeTensorMode():  # as while torch.compile traces
         ptr, idx = (torch.empty(n, dtype=torch.int32) for n in (5, 4))
-        fake = ls.SparsityPattern._trusted(ptr, idx, (4, 4))
+        fake = ls.SparsityPattern._construct(ptr, idx, (4, 4))
     meta = P.to("meta")
     assert pickle.loads(pickle.dumps(P)) is P
     del fake, meta

@@ -272,7 +272,7 @@ def always_compiled(monkeypatch):
 
 
 def scaled(u, v):
-    return products.scaled(u[..., :1, :], v)
+    return products.multiply_columns(u[..., :1, :], v)
 
 
 def combination(u, v):

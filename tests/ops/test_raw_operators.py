@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_map_o
 import learnsolve as ls
 from learnsolve import _library
 from learnsolve.ops import pcg
-from learnsolve.ops.linear_steps import LinearSteps, dense_product, product, scaled_rows
+from learnsolve.ops.linear_steps import LinearSteps, dense_product, multiply_rows, product
 from learnsolve.ops.program import Operand, record_steps
 from learnsolve.ops.triangular import Side, _system
 from learnsolve.preconditioners.inverses import lower_pattern
@@ -670,9 +670,9 @@ def made_of(P, dtype=F64, times=1):
     def function(b):
         x = product(A.values, b, P, False)
         r = b - product(A.values, x, P, True)
-        y = x + scaled_rows(s, r)
-        z = dense_product(D, y + scaled_rows(s, y), False)
-        return (r - scaled_rows(s, dense_product(D, z, True))) - (y + y)
+        y = x + multiply_rows(s, r)
+        z = dense_product(D, y + multiply_rows(s, y), False)
+        return (r - multiply_rows(s, dense_product(D, z, True))) - (y + y)
 
     return function, LinearSteps(function, [A, A], [s, D], times), (A.values, s, D)
 
@@ -732,7 +732,7 @@ def test_derivatives_of_operands_that_are_made_of_one_another():
 
         def function(x):
             y = product(B.values, product(A.values, x, P, False), B.pattern, True)
-            return x - dense_product(D, x + scaled_rows(s, y), False)
+            return x - dense_product(D, x + multiply_rows(s, y), False)
 
         return (LinearSteps(function, [A, B], [s, D]) if at_once else function)(b)
 

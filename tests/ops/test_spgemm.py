@@ -141,7 +141,7 @@ def test_uniform_blocks_against_one_row_at_a_time(structure):
             a = normal((*batch, A.nnz), dtype, 2).requires_grad_()
             b = normal((*batch, B.nnz), dtype, 3).requires_grad_()
             c = ops.spgemm(A.with_values(a), B.with_values(b)).values
-            uniform = A.pattern._planned(sparse_products._product_plan, B.pattern, None).blocks[:, 2]
+            uniform = A.pattern._plan_once(sparse_products._product_plan, B.pattern, None).blocks[:, 2]
             assert bool(uniform.any()) == (limit > 0)
             g = normal(c.shape, dtype, 4)
             both = torch.autograd.grad(c, (a, b), g, retain_graph=True)
@@ -274,9 +274,9 @@ def test_the_first_call_has_the_bits_of_later_ones(threads):
         for (index, dtype), (S, T) in itertools.product(types, small + larger):
             A, B = matrix(S, 1, index, dtype), matrix(T, 2, index, dtype)
             first = A @ B
-            assert not A.pattern._has_planned(sparse_products._product_plan, B.pattern, None)
+            assert not A.pattern._has_plan(sparse_products._product_plan, B.pattern, None)
             later = A @ B
-            assert A.pattern._has_planned(sparse_products._product_plan, B.pattern, None)
+            assert A.pattern._has_plan(sparse_products._product_plan, B.pattern, None)
             assert later.pattern is first.pattern
             assert same_pattern(first.pattern, symbolic(S, T))
             assert sparse_products._result(A.pattern, B.pattern).equals(first.pattern)
@@ -311,7 +311,7 @@ def test_a_first_call_without_room_for_its_products_is_planned(monkeypatch):
     monkeypatch.setattr(sparse_products, "_MOST_FUSED", int(symbolic(S, S).data.sum()) - 1)
     A, B = matrix(S), matrix(S)
     assert torch.equal((A @ B).values, wanted)
-    assert A.pattern._has_planned(sparse_products._product_plan, B.pattern, None)
+    assert A.pattern._has_plan(sparse_products._product_plan, B.pattern, None)
     monkeypatch.undo()
     monkeypatch.setattr(sparse_products._library, "spgemm_fused", lambda *_: False)  # no memory
     A, B = matrix(S), matrix(S)
@@ -323,7 +323,7 @@ def test_plans_die_with_either_pattern():
     mask = random_mask((9, 7))
     ops.spgemm(A, B, mask=mask)
     result = weakref.ref(ops.spgemm(A, B).pattern)
-    blocks = weakref.ref(A.pattern._planned(sparse_products._product_plan, B.pattern, None).blocks)
+    blocks = weakref.ref(A.pattern._plan_once(sparse_products._product_plan, B.pattern, None).blocks)
     assert A.pattern.cache_bytes() > 0
     coordinates.cache_clear()
     others = weakref.ref(B.pattern), weakref.ref(mask)
@@ -374,9 +374,9 @@ def test_plan_cache_limit():
                 ops.spgemm(A, A)
         P = A.pattern
         if device:
-            plan = P._planned(sparse_products._segments, P, None, sparse_products.PRODUCT)
+            plan = P._plan_once(sparse_products._segments, P, None, sparse_products.PRODUCT)
         else:
-            plan = P._planned(sparse_products._product_plan, P, None).positions
+            plan = P._plan_once(sparse_products._product_plan, P, None).positions
         assert (plan is not None and len(plan) > 0) == kept
 
 

@@ -95,7 +95,7 @@ def test_the_same_bits_each_time_and_everywhere():
     A, x = distributed(S), numbers(40, 2)
     first, second = (petsc.norm(A @ own_rows(A, x)) for _ in range(2))
     assert torch.equal(first, second)
-    everywhere = processes().gathered(first)
+    everywhere = processes().gather(first)
     assert bool((everywhere == everywhere[0]).all())
 
 

@@ -36,10 +36,10 @@ from torch.autograd import forward_ad
 import learnsolve as ls
 from learnsolve import petsc, recipes
 from learnsolve.petsc._processes import processes
-from learnsolve.petsc.learned_pc import PolynomialForm, tensor_on
+from learnsolve.petsc.learned_pc import PolynomialForm, wrap_array
 from learnsolve.petsc.solve import _alive
 from learnsolve.recipes.matrix import ProblemSettings
-from learnsolve.recipes.petsc import check, group_of, over_rows
+from learnsolve.recipes.petsc import check, distribute_rows, make_group
 from learnsolve.recipes.training.settings import SettingError
 from learnsolve.solvers import SolverError, Status
 
@@ -180,7 +180,7 @@ def test_polynomials_of_each_degree_and_their_transposes(degree, interval):
 def test_vectors_are_not_copied():
     v = PETSc.Vec().createMPI((5, None))
     v.set(1.0)
-    assert tensor_on(v.array_r).data_ptr() == v.array_r.ctypes.data
+    assert wrap_array(v.array_r).data_ptr() == v.array_r.ctypes.data
 
 
 @pytest.mark.parametrize("how", ["file", "module", "blocks"])
@@ -341,7 +341,7 @@ def same_everywhere(solution):
     codes = torch.tensor(
         [float(list(Status).index(s)) for s in solution.statuses] + [float(solution.iterations)]
     )
-    everywhere = processes().gathered(codes)
+    everywhere = processes().gather(codes)
     assert bool((everywhere == everywhere[0]).all())
     return solution.status
 
@@ -420,7 +420,7 @@ OPTIONS = {"jacobi": {"sweeps": 2}, "heavyball": {}, "pcg": {"pattern": "tril", 
 
 def trained(name, engine):
     """Losses and parameters of some steps."""
-    Recipe = recipes.load(name) if engine == "torch" else over_rows(recipes.load(name))
+    Recipe = recipes.load(name) if engine == "torch" else distribute_rows(recipes.load(name))
     settings = Recipe.Settings(
         problem=ProblemSettings(shape=[6, 5]), engine=engine, test_vectors=7, **OPTIONS[name]
     )
@@ -442,7 +442,7 @@ def test_training_over_rows_is_that_of_one_process(name):
     close(here, one)
     for p, e in zip(parameters, expected, strict=True):
         close(p, e)
-        everywhere = processes().gathered(p)
+        everywhere = processes().gather(p)
         assert bool((everywhere == everywhere[0]).all())  # no process drifts away
 
 
@@ -459,7 +459,7 @@ def test_a_process_makes_its_rows_alone(name, problem, monkeypatch):
     problem = ProblemSettings(shape=[6, 5], **problem)
     settings = Recipe.Settings(problem=problem, engine="petsc", test_vectors=7, **OPTIONS[name])
     settings.check()
-    recipe = over_rows(Recipe)(settings)
+    recipe = distribute_rows(Recipe)(settings)
     recipe.loss(1).backward()
     lo, hi = petsc.share(30)
     assert recipe.test_vectors.shape == (hi - lo, 7)
@@ -491,11 +491,13 @@ def test_matrices_that_do_not_fit_are_refused_in_all_processes(tmp_path):
         scipy.io.mmwrite(path, sp.coo_array(T), precision=17)
         problem = ProblemSettings(name="matrix_market", path=str(path))
         with pytest.raises(SettingError, match=message):
-            over_rows(recipes.load("jacobi"))(recipes.load("jacobi").Settings(problem=problem, held_out=3))
+            distribute_rows(recipes.load("jacobi"))(
+                recipes.load("jacobi").Settings(problem=problem, held_out=3)
+            )
 
 
 def test_flags_and_failures_are_those_of_all():
-    group = group_of(lambda error: 2)
+    group = make_group(lambda error: 2)
     last = processes().size - 1
     assert group.total(3.0, processes().rank == last, False) == (3.0, True, False)
     assert group.writes == (processes().rank == 0)

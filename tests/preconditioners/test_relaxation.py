@@ -281,11 +281,11 @@ def test_multicolor_has_as_many_levels_as_colors():
     A = ls.problems.poisson((30, 30))
     M = P.SOR(A, multicolor=True)
     from learnsolve import _analysis
-    from learnsolve.matrix.pattern import as_numpy
+    from learnsolve.matrix.pattern import to_numpy
 
     for system, levels in ((A, 59), (M._system, 2)):
         P_ = system.pattern
-        found = _analysis.level_schedule(as_numpy(P_.crow_indices), as_numpy(P_.col_indices), False)[1]
+        found = _analysis.level_schedule(to_numpy(P_.crow_indices), to_numpy(P_.col_indices), False)[1]
         assert len(found) - 1 == levels
 
 

@@ -350,7 +350,7 @@ def gradients(solve: Callable[..., Tensor], *inputs: Tensor, scale: float = 1.0)
 def eager():
     """Nothing is compiled."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "at_once", lambda *_: None)
+        patch.setattr(loop, "run_fixed_number", lambda *_: None)
         patch.setattr(loop, "fitting", lambda *_: None)
         yield
 
@@ -359,5 +359,5 @@ def eager():
 def compiled():
     """No iteration goes by operations of torch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop._Loop, "stepped", None)
+        patch.setattr(loop._Loop, "step", None)
         yield

@@ -36,7 +36,7 @@ from solvers.cases import (
 from torch.autograd import grad, gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve.ops.products import scaled
+from learnsolve.ops.products import multiply_columns
 from learnsolve.ops.program import Operand, record_steps, run_program
 from learnsolve.solvers import ConvergenceWarning, SolverError, Status
 from learnsolve.solvers.core.loop import Method
@@ -641,10 +641,19 @@ class Averages(Method):
         z = r if M is None else M(r)
         length = dot(u.abs(), z.abs())
         often = count > 1
-        p = x + r - scaled(0.5 * largest, u) + z + A(x) - b + A(u) + scaled(count / (1 + length), A(r))
+        p = (
+            x
+            + r
+            - multiply_columns(0.5 * largest, u)
+            + z
+            + A(x)
+            - b
+            + A(u)
+            + multiply_columns(count / (1 + length), A(r))
+        )
         u = torch.where(often, u, p) + p
         largest = torch.maximum(largest, (1 - length).abs() / (2 + count))
-        x, u = scaled(0.1 * count * (count != 1), p), divide(u, 1 + length, running)
+        x, u = multiply_columns(0.1 * count * (count != 1), p), divide(u, 1 + length, running)
         return self.State(x, -r, u, count + 1, largest), torch.where(~often & (count <= 3), 0, 0)
 
 

@@ -455,8 +455,8 @@ def test_what_stagnates_stands_still_while_others_run(of, monkeypatch):
     level = torch.tensor([torch.inf, 0.0], dtype=torch.float64)
     level = level.reshape(2, 1, 1) if of == "blocks" else level.unsqueeze(0)
     reached = lambda self, A, b, x, r: (torch.ones_like(level), level)  # noqa: E731
-    monkeypatch.setattr("learnsolve.solvers.core.advance.ResidualNorm.reached", reached)
-    monkeypatch.setattr("learnsolve.solvers.core.advance.CompiledCG.due", Schedule(8, 1))
+    monkeypatch.setattr("learnsolve.solvers.core.advance.ResidualNorm.measure", reached)
+    monkeypatch.setattr("learnsolve.solvers.core.advance.CompiledCG.schedule", Schedule(8, 1))
     A, b = ls.problems.poisson((200,)), normal((200, 2))
     if of == "blocks":
         A, b = ls.BlockBatch([A, A]), b.mT.reshape(-1)

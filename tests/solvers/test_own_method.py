@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve.ops.products import scaled
+from learnsolve.ops.products import multiply_columns
 from learnsolve.solvers.core.entry import solve
 from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import divide, dot
-from learnsolve.solvers.options import SolverOptions, options_of, solver
+from learnsolve.solvers.options import SolverOptions, read_options, solver
 from learnsolve.solvers.solution import CODE, COMPILED, EAGER, Status
 
 P = ls.preconditioners
@@ -50,11 +50,15 @@ class BiconjugateGradients(Method):
         curvature = dot(q, Ap)
         wrong = (curvature == 0) | (rho == 0)
         alpha = divide(rho, curvature, running & ~wrong)
-        x, r, s = x + scaled(alpha, p), r - scaled(alpha, Ap), s - scaled(alpha, Aq)
+        x, r, s = (
+            x + multiply_columns(alpha, p),
+            r - multiply_columns(alpha, Ap),
+            s - multiply_columns(alpha, Aq),
+        )
         z, w = (r, s) if M is None else (M(r), M.T(s))
         rho_old, rho = rho, dot(s, z)
         beta = divide(rho, rho_old, running & ~wrong)
-        state = State(x, r, s, z + scaled(beta, p), w + scaled(beta, q), rho)
+        state = State(x, r, s, z + multiply_columns(beta, p), w + multiply_columns(beta, q), rho)
         return state, torch.where(wrong, CODE[Status.BREAKDOWN], 0)
 
 
@@ -66,7 +70,7 @@ def bicg(A, b, x0=None, **options):
     ----------
     options : shared keywords
     """
-    return solve("bicg", BiconjugateGradients(), A, b, x0, options_of("bicg", options))
+    return solve("bicg", BiconjugateGradients(), A, b, x0, read_options("bicg", options))
 
 
 def matrix(scale: float = 1.0) -> ls.CSR:

@@ -292,29 +292,31 @@ def test_what_is_detected(dtype):
     torch.manual_seed(0)
     eps = torch.finfo(dtype).eps
     ring = ls.problems.poisson((12,), boundary="periodic", dtype=dtype)
-    assert problem.detected(ring).exactly
-    assert problem.detected(laplacian(torch.ones(5, dtype=dtype))).exactly
+    assert problem.detect_constants(ring).exactly
+    assert problem.detect_constants(laplacian(torch.ones(5, dtype=dtype))).exactly
     for A in (random_laplacian(dtype), random_laplacian(dtype, 400)):
-        assert problem.detected(A) == "constants"
-        assert not problem.detected(A).exactly
+        assert problem.detect_constants(A) == "constants"
+        assert not problem.detect_constants(A).exactly
         for scale in (torch.finfo(dtype).max / 1e6, torch.finfo(dtype).tiny * 1e10):
-            assert problem.detected(A * scale) == "constants"
-        assert problem.detected(ls.CSR.stack([A, 2 * A])) == "constants"
+            assert problem.detect_constants(A * scale) == "constants"
+        assert problem.detect_constants(ls.CSR.stack([A, 2 * A])) == "constants"
         assert (
-            problem.detected(A + 64 * eps * float(A.values.max()) * ls.ops.eye(A.shape[0], dtype=dtype))
+            problem.detect_constants(
+                A + 64 * eps * float(A.values.max()) * ls.ops.eye(A.shape[0], dtype=dtype)
+            )
             is None
         )
     for shift in (eps, 2 * eps, 3 * eps, 1e-3):
         shifted = ring + 2 * shift * ls.ops.eye(12, dtype=dtype)
-        assert problem.detected(shifted) is None
-        assert problem.detected(ls.CSR.stack([ring + 0 * shifted, shifted])) is None
+        assert problem.detect_constants(shifted) is None
+        assert problem.detect_constants(ls.CSR.stack([ring + 0 * shifted, shifted])) is None
         assert (
-            problem.detected(ls.ops.block_diag([ring, shifted])) is None
+            problem.detect_constants(ls.ops.block_diag([ring, shifted])) is None
         )  # one part of the graph is regular
-    assert problem.detected(ls.ops.scale_columns(ring, torch.arange(1, 13).to(dtype))) is None
-    assert problem.detected(ring * torch.nan) is None
+    assert problem.detect_constants(ls.ops.scale_columns(ring, torch.arange(1, 13).to(dtype))) is None
+    assert problem.detect_constants(ring * torch.nan) is None
     zero = ls.CSR.from_dense(torch.zeros(3, 3, dtype=dtype))
-    assert problem.detected(zero).exactly
+    assert problem.detect_constants(zero).exactly
 
 
 @REAL

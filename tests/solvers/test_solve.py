@@ -208,7 +208,7 @@ def test_iterations_that_are_left_decide_on_a_factor(columns):
         attempts = automatic.choices(A, torch.ones(A.shape[0], columns, dtype=A.dtype), "auto", False)
         next(attempts)
         choice = attempts.send(Ending(Status.MAX_ITERATIONS, least, most))
-        results.append((choice.M, choice.maxiter, A.pattern._has_planned(automatic._direct_cost)))
+        results.append((choice.M, choice.maxiter, A.pattern._has_plan(automatic._direct_cost)))
     more = automatic.QUICK["cg"] - automatic.PROBE
     assert results[0] == ("Jacobi", int(2 * setup), False)
     assert results[1] == ("Jacobi", more, True)

@@ -339,7 +339,7 @@ def samples() -> dict[str, bytes]:
     return {
         "matrix": save(tensors, {"learnsolve": about}),
         "network": save(network.state_dict(), network.header()),
-        "state": checkpoint.packed({name: t.detach() for name, t in state.items()}, facts),
+        "state": checkpoint.pack_file({name: t.detach() for name, t in state.items()}, facts),
         "graph": pickle.dumps({0: [1, 2], 1: [0], 2: [0]}, protocol=2),
         "npz": stored.getvalue(),
         "config": settings.dump(Recipe.Settings()).encode(),

@@ -25,7 +25,16 @@ from learnsolve.recipes.pcg import PcgRecipe
 from learnsolve.recipes.training import parallel
 from learnsolve.recipes.training import run as running
 from learnsolve.recipes.training.checkpoint import read_metrics
-from learnsolve.recipes.training.recipe import Curves, Recipe, compare, flat, of_run, raced, tabulate, verdict
+from learnsolve.recipes.training.recipe import (
+    Curves,
+    Recipe,
+    compare,
+    flat,
+    make_race_outcome,
+    read_series,
+    tabulate,
+    verdict,
+)
 from learnsolve.recipes.training.run import Progress, Run
 from learnsolve.recipes.training.run import train as train_run
 from learnsolve.recipes.training.settings import RunSettings
@@ -198,7 +207,7 @@ def scalars(folder):
 @installed
 def test_losses_learning_rate_and_pictures(run, rows, monkeypatch):
     def figures(self, history, outcome):
-        yield "loss.png", Curves().picture("", partial(of_run, history))
+        yield "loss.png", Curves().picture("", partial(read_series, history))
 
     monkeypatch.setattr(PcgRecipe, "figures", figures)
     few = ["--steps", 4, "--schedule", "cosine", "--evaluate_every", 2, *SMALL["pcg"].split()]
@@ -377,7 +386,7 @@ def test_torchrun_is_refused(run, monkeypatch, capsys):
         def __exit__(self, *exception):
             return None
 
-    monkeypatch.setattr(parallel, "joined", lambda *_: Joined())
+    monkeypatch.setattr(parallel, "join_group", lambda *_: Joined())
     monkeypatch.setattr("torch.distributed.all_gather_object", lambda codes, own: codes.__setitem__(0, own))
     assert run("--seeds", 2)[0] == train.BAD_SETTING
     assert (
@@ -399,9 +408,9 @@ def test_cells_and_reports():
     assert running.one_cell([2.0, 2.0]) == "2.000"
     assert running.one_cell([1.0, "diverges"]) == "diverges in 1 of 2"
     assert running.one_cell(["10.0 ± 3.0", "12.0 ± 1.0"]) == "11.00 ± 1.4"
-    assert running.merged([{"a": [1, None]}, {"a": [1, 2.0]}]) == {"a": [1, [None, 2.0]]}
-    assert running.merged([[1], [1, 2]]) == [[1], [1, 2]]
-    assert running.merged([True, False]) == [True, False]
+    assert running.merge_values([{"a": [1, None]}, {"a": [1, 2.0]}]) == {"a": [1, [None, 2.0]]}
+    assert running.merge_values([[1], [1, 2]]) == [[1], [1, 2]]
+    assert running.merge_values([True, False]) == [True, False]
 
 
 def histories(values):
@@ -465,7 +474,7 @@ def test_the_time_of_a_training_is_said_not_to_count(finished, words):
     A, b = problems.poisson(9), torch.linspace(0, 1, 9, dtype=torch.float64)
     M = {"learned": Jacobi(A) if finished else Jacobi, "Jacobi": Jacobi}
     found = flat(compare(A, b, M, [1e-6], repeats=1), sides="few")
-    outcome = raced({}, found, "sides", 1e-6, "here", noun=" sides")
+    outcome = make_race_outcome({}, found, "sides", 1e-6, "here", noun=" sides")
     assert f"setup included{words} On few sides it takes 9.0 iterations and" in outcome.sentence
     own, usual = (row[outcome.columns.index("setup ms")] for row in outcome.rows)
     assert (own == "training") == finished

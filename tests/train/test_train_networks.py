@@ -20,7 +20,7 @@ from learnsolve.recipes import newton as newton_recipe
 from learnsolve.recipes.family import candidates
 from learnsolve.recipes.jacobi import JacobiRecipe
 from learnsolve.recipes.newton import SMALL, energy, starts
-from learnsolve.recipes.pcg import Guard, definiteness, factor_of
+from learnsolve.recipes.pcg import Guard, current_factor, definiteness
 from learnsolve.recipes.training.parallel import ALONE
 from learnsolve.recipes.training.recipe import TRAINING, Patience, VectorRecipe, number_of_hardest
 from learnsolve.recipes.training.run import Objective, descend
@@ -55,7 +55,7 @@ def residuals(A, L, b, iterations):
 @pytest.mark.parametrize("loss", ["product", "frobenius", "iterations", "error"])
 def test_the_losses_are_those_of_dense_algebra(name, loss):
     its = recipe(name, loss=loss, iterations=3, gamma=0.5, resample=False)
-    which = its._of_step(0)
+    which = its._draw_indices(0)
     expected = []
     for i in which:
         A = its.training.matrices[i]
@@ -79,7 +79,7 @@ def test_the_losses_are_those_of_dense_algebra(name, loss):
 
 def test_every_matrix_comes_once_in_an_epoch():
     its = recipe("precorrector")
-    taken = [i for step in range(10) for i in its._of_step(step)]
+    taken = [i for step in range(10) for i in its._draw_indices(step)]
     epochs = [taken[k : k + 5] for k in range(0, 20, 5)]
     assert all(sorted(epoch) == list(range(5)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
@@ -268,7 +268,7 @@ def test_the_energy_is_that_of_linear_elements_and_its_minimum_the_root():
     assert torch.equal(its.loss(3), loss)
     assert not torch.equal(its.loss(4), loss)
     assert its.evaluate() == pytest.approx(
-        sum(energy(its.predicted(k), k, 5.0).item() for k in its.held_out) / 2
+        sum(energy(its.predict(k), k, 5.0).item() for k in its.held_out) / 2
     )
 
 
@@ -295,10 +295,10 @@ def test_the_starts_are_what_they_are_called():
 def test_a_prediction_is_of_any_grid_and_zero_around():
     its = newton()
     k = its.held_out
-    whole = its.predicted(k)
+    whole = its.predict(k)
     assert whole.shape == (2, 7, 7)
-    torch.testing.assert_close(its.predicted(k[1]), whole[1])
-    fine = its.predicted(k.repeat_interleave(4, 1).repeat_interleave(4, 2))
+    torch.testing.assert_close(its.predict(k[1]), whole[1])
+    fine = its.predict(k.repeat_interleave(4, 1).repeat_interleave(4, 2))
     assert fine.shape == (2, 31, 31)
     assert fine[:, 0].abs().max() < 0.6 * fine.abs().max()
 
@@ -317,7 +317,7 @@ def test_training_makes_newtons_method_shorter():
 
 
 def test_the_verdict_on_starts_is_of_those_that_converge(monkeypatch):
-    whole = newton_recipe.measured
+    whole = newton_recipe.measure_start
 
     def measured(recipe, start, k, x):
         row, norms = whole(recipe, start, k, x)
@@ -326,7 +326,7 @@ def test_the_verdict_on_starts_is_of_those_that_converge(monkeypatch):
         return row, norms
 
     its = newton(grid=4, modes=2, evaluated=10)
-    monkeypatch.setattr(newton_recipe, "measured", measured)
+    monkeypatch.setattr(newton_recipe, "measure_start", measured)
     outcome = its.outcome()
     assert outcome.sentence.count("learned: fails") == 3
     assert not re.search(r"Best in [^:]*: (zero|learned)", outcome.sentence)
@@ -388,7 +388,7 @@ def test_a_run_learns_what_it_says(run, rows, report, no_pictures):
 @pytest.mark.parametrize("form", ["product", "triangular"])
 def test_the_losses_of_pcg_are_those_of_dense_algebra(variant, form):
     its = make("pcg", variant=variant, form=form, test_vectors=5)
-    L = factor_of(its.model).detach().to_dense()
+    L = current_factor(its.model).detach().to_dense()
     two = 2 * torch.eye(64, dtype=torch.float64)
     torch.testing.assert_close(L, two + 0.1 * torch.ones(63, dtype=torch.float64).diag(-1))
     M = L @ L.T if form == "product" else torch.linalg.inv(L @ L.T)
@@ -536,7 +536,7 @@ def test_clipping_bounds_the_gradient():
 def test_definiteness_is_that_of_dense_algebra(monkeypatch, limit):
     monkeypatch.setattr(pcg, "DENSE_LIMIT", limit)
     for pattern in ("bidiagonal", "tril"):
-        L = factor_of(make("pcg", pattern=pattern).model)
+        L = current_factor(make("pcg", pattern=pattern).model)
         generator = torch.Generator().manual_seed(0)
         L = L.with_values(L.values.detach() * torch.rand(L.nnz, generator=generator, dtype=torch.float64))
         eigenvalues = torch.linalg.eigvalsh(L.to_dense() @ L.to_dense().T)

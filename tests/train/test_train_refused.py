@@ -426,7 +426,7 @@ def test_rows_that_are_not_those_of_the_checkpoint_are_refused(run, no_pictures,
     _, folder = run("--steps", 5)
     capsys.readouterr()
     facts, tensors = checkpoint.read_state(folder)
-    packed = checkpoint.packed(tensors, facts | {"metrics_bytes": size})
+    packed = checkpoint.pack_file(tensors, facts | {"metrics_bytes": size})
     (folder / "state.safetensors").write_bytes(packed)
     refused(capsys, run("--resume", "run", "--steps", 9, out=None)[0], "metrics.csv is damaged")
 
@@ -447,7 +447,7 @@ def test_a_checkpoint_of_another_model_is_refused(run, no_pictures, capsys):
     _, folder = run("--steps", 5)
     capsys.readouterr()
     facts, tensors = checkpoint.read_state(folder)
-    other = checkpoint.packed(tensors | {"model.weight": torch.zeros(3)}, facts)
+    other = checkpoint.pack_file(tensors | {"model.weight": torch.zeros(3)}, facts)
     (folder / "state.safetensors").write_bytes(other)
     refused(capsys, run("--resume", "run", "--steps", 9, out=None)[0], "does not fit this run")
 

@@ -60,11 +60,11 @@ def save_state(
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"the state {name!r} is not a tensor and could not be restored exactly")
-    write_atomic(folder / TENSORS, packed(_contiguous(tensors), facts))
+    write_atomic(folder / TENSORS, pack_file(_contiguous(tensors), facts))
     save_model(folder, model)
 
 
-def packed(tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> bytes:
+def pack_file(tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> bytes:
     """The content of a checkpoint. The JSON is one string: safetensors headers hold only strings."""
     text = json.dumps(facts)
     return need("safetensors.torch").save(tensors, {"state": text, "sha256": _digest(tensors, text)})

@@ -95,7 +95,7 @@ class Group:
         value, *raised = numbers.tolist()
         return value, *(number > 0 for number in raised)
 
-    def gathered(self, own: Tensor, indices: range, count: int) -> Tensor:
+    def gather(self, own: Tensor, indices: range, count: int) -> Tensor:
         """The values of all processes, (count,), on the CPU; this process provides the values at
         `indices`."""
         numbers = torch.zeros(count, dtype=torch.float64)
@@ -126,7 +126,7 @@ ALONE = Group()
 
 
 @contextmanager
-def joined(exit_code: Callable[[BaseException], int], leaves: bool = False) -> Iterator[Group]:
+def join_group(exit_code: Callable[[BaseException], int], leaves: bool = False) -> Iterator[Group]:
     """The group that torchrun's variables describe, for the length of a block.
 
     `leaves`: the process ends right after it, by os._exit, and the group with it. In torch 2.13 a thread of
@@ -187,7 +187,7 @@ def take_device(device: str) -> None:
     torch.cuda.set_device(local)
 
 
-def summed(own: Tensor) -> Tensor:
+def sum_processes(own: Tensor) -> Tensor:
     """The sum of the values of all processes, detached from the autograd graph. All must call it in the same
     order."""
     total = own.detach().clone()

@@ -55,7 +55,7 @@ def tabulate(
     return heads, [["" if cell is None else cell for cell in line] for line in lines.values()]
 
 
-def printed(outcome: Outcome) -> list[list[str]]:
+def format_table(outcome: Outcome) -> list[list[str]]:
     """The headers and the lines of the final table as text."""
     lines = ([c if isinstance(c, str) else f"{c:#.4g}" for c in row] for row in outcome.rows)
     return [list(outcome.columns), *lines]
@@ -63,7 +63,7 @@ def printed(outcome: Outcome) -> list[list[str]]:
 
 def table(outcome: Outcome) -> str:
     """The final table as text, the first column left, the others right."""
-    return align_columns(printed(outcome), left={0})
+    return align_columns(format_table(outcome), left={0})
 
 
 def verdict(
@@ -95,7 +95,7 @@ def verdict(
     return " ".join(words)
 
 
-def contested(
+def compare_records(
     numbers: Row,
     key: str,
     compared: Mapping[str, Row],
@@ -134,7 +134,7 @@ def compare(A: Any, b: Any, M: Mapping[str, Any], rtol: Sequence[float], **optio
         return compare_preconditioners(A, b, dict(M), rtol=rtol, on_error="row", **options)  # type: ignore[arg-type]
 
 
-def with_amg(candidates: dict[str, Any], n: int) -> dict[str, Any]:
+def add_amg(candidates: dict[str, Any], n: int) -> dict[str, Any]:
     """The candidates and AMG for n rows, with several levels even for small matrices, since on one level AMG
     is a direct solve."""
     coarse = max(1, min(AMG_COARSE, n // 8))
@@ -172,7 +172,7 @@ def cells(row: Row) -> Row:
     return {f"iterations {row['rtol']:.0e}": iterations(row), "ms": milliseconds(row["seconds"])}
 
 
-def seconds_of(rows: Iterable[Row], rtol: float) -> dict[str, tuple[float, float]]:
+def rank_times(rows: Iterable[Row], rtol: float) -> dict[str, tuple[float, float]]:
     """Setup and solve of each preconditioner that solved all its systems, the fastest first."""
     found = {}
     for row in rows:
@@ -182,7 +182,7 @@ def seconds_of(rows: Iterable[Row], rtol: float) -> dict[str, tuple[float, float
     return dict(sorted(found.items(), key=lambda item: sum(item[1])))
 
 
-def raced(
+def make_race_outcome(
     numbers: Row,
     rows: list[Row],
     label: str,
@@ -209,7 +209,7 @@ def raced(
     words = [f"To {rtol:.0e}, setup included{', training not counted' * any(map(trained, rows))}:"]
     for group, part in groups.items():
         (own,) = (row for row in part if (row["preconditioner"], row["rtol"]) == (LEARNED, rtol))
-        seconds = seconds_of(part, rtol)
+        seconds = rank_times(part, rtol)
         if LEARNED not in seconds:
             words.append(f"On {group}{noun} it solves {own['converged']} of {own['systems']}.")
             continue
@@ -225,7 +225,7 @@ def raced(
         "setup ms": lambda row: "training" if trained(row) else milliseconds(row["setup_seconds"]),
     }
     figures = {}
-    if seconds := seconds_of(part, rtol):
+    if seconds := rank_times(part, rtol):
         times = {name: [1e3 * t for t in pair] for name, pair in seconds.items()}
         title = f"{where},\ntimes on {group}"
         figures["times.png"] = partial(bars, title, "ms, setup (dark) and solve", times)
@@ -281,7 +281,7 @@ class Curves:
         return picture(title, self.xlabel, self.ylabel, [*levels, *lines], log=log, **options)
 
 
-def of_run(history: History, column: str) -> Series:
+def read_series(history: History, column: str) -> Series:
     """A column of metrics.csv."""
     pairs = [(k, v) for k, v in zip(history["step"], history.get(column, ()), strict=False) if v is not None]
     x, y = np.array(pairs).reshape(-1, 2).T
@@ -353,14 +353,14 @@ class Recipe:
         for file, curves in self.curves.items():
             c = curves.of(self.settings)
             title, levels = f"{c.title}, {self.where}", outcome.levels.get(file, ())
-            if (figure := c.picture(title, partial(of_run, history), levels)) is not None:
+            if (figure := c.picture(title, partial(read_series, history), levels)) is not None:
                 yield file, figure
         yield from ((file, draw()) for file, draw in outcome.figures.items())
 
 
 class VectorRecipe(Recipe):
     """A recipe whose loss is a sum over test vectors. A quantity over all of them that it records, or stops
-    by, must be summed by `summed` of `learnsolve.recipes.training.parallel`."""
+    by, must be summed by `sum_processes` of `learnsolve.recipes.training.parallel`."""
 
     count: int  # of test vectors per step, over all processes
     indices: range  # of those of this process: `share(count)`
@@ -430,7 +430,7 @@ def relative_residuals(solution: Any, size: Tensor, iterations: int) -> Tensor:
     return norms / size.unsqueeze(-2)
 
 
-def weighted(terms: Tensor, gamma: float) -> Tensor:
+def discount_mean(terms: Tensor, gamma: float) -> Tensor:
     """The mean of the terms (..., terms, k) with weights .., gamma^2, gamma, 1: the last has the largest."""
     return _weights(terms.shape[-2], gamma, terms.dtype, terms.device) @ terms
 
@@ -461,7 +461,7 @@ def learning_rate(settings: RunSettings, step: int) -> float:
     return settings.lr * (LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * part)))
 
 
-def iterations_at(step: int, iterations: int, every: int | None) -> int:
+def iteration_count(step: int, iterations: int, every: int | None) -> int:
     """Iterations in the loss of a step: one initially, and one more every `every` steps, up to `iterations`.
 
     Examples

@@ -50,9 +50,9 @@ from learnsolve.recipes.training.recipe import (
     Recipe,
     Series,
     VectorRecipe,
+    format_table,
     learning_rate,
     number_of_hardest,
-    printed,
 )
 from learnsolve.recipes.training.settings import RunSettings, SettingError, dump, need
 
@@ -117,7 +117,7 @@ def page(
 ) -> str:
     """HTML of a run: what was learned, the final table, figures (PNG), the settings as YAML and the
     versions."""
-    head, *rows = printed(outcome)
+    head, *rows = format_table(outcome)
     images = {name: base64.b64encode(content).decode() for name, content in pictures.items()}
     return "\n".join(
         [
@@ -207,7 +207,7 @@ LOSS_OF_ALL = "loss_of_all"
 FACTS = "step", "first_loss", "seconds", "metrics_bytes"  # of a `Run`; seed and step are its random state
 
 
-class Diverged(Together, RuntimeError):
+class DivergenceError(Together, RuntimeError):
     """The loss diverged. The message says where and what to try. `folder` has the last good checkpoint."""
 
     def __init__(self, message: str, folder: Path):
@@ -215,7 +215,7 @@ class Diverged(Together, RuntimeError):
         self.folder = folder
 
 
-class Interrupted(Together):
+class TrainingInterrupt(Together):
     """Ctrl-C or SIGTERM. A checkpoint has been written at `step`, of the run named by `where`."""
 
     def __init__(self, step: int, where: str = ""):
@@ -350,7 +350,7 @@ def _steps(run: Run, objective: Objective, metrics: Metrics | None, progress: Pr
         if done or stopping or now >= next_save:
             run.save(metrics)
             if stopping:
-                raise Interrupted(run.step)
+                raise TrainingInterrupt(run.step)
             next_save = clock() + settings.checkpoint_seconds
         held_out = measured = None
         if metrics is not None:
@@ -386,7 +386,7 @@ def _watch(run: Run, loss: float, gradient_norm: float) -> None:
         if loss >= bound - 1e-6 * first:  # rounding may make a loss of zero negative
             return
         what = f"the loss {loss:.6g} is below its lower bound {bound:g}"
-    raise Diverged(f"step {run.step}: {what}. {run.recipe.advice}", run.folder)
+    raise DivergenceError(f"step {run.step}: {what}. {run.recipe.advice}", run.folder)
 
 
 class _Stop:
@@ -428,7 +428,7 @@ class Objective:
         self._loss: Callable[[int], Tensor] = self._part
         if group.size > 1:
             self._loss = DistributedDataParallel(_Part(recipe.model, self._part))
-            self._loss.register_comm_hook(None, _summed)
+            self._loss.register_comm_hook(None, _sum_gradients)
 
     def __call__(self, step: int) -> Tensor:
         return self._loss(step)
@@ -444,7 +444,7 @@ class Objective:
         losses = recipe.losses(step)
         self._losses = losses.detach()
         if self.group.size > 1:
-            self._losses = self.group.gathered(self._losses, recipe.indices, self.count)
+            self._losses = self.group.gather(self._losses, recipe.indices, self.count)
         # Stable: ties go to the smaller indices.
         hardest = torch.sort(self._losses, descending=True, stable=True).indices[: self.kept]
         chosen = torch.zeros(self.count, dtype=torch.bool).index_fill_(0, hardest.cpu(), True)
@@ -470,7 +470,7 @@ class _Part(torch.nn.Module):
         return self._part(step)
 
 
-def _summed(state, bucket):  # without annotations: those that torch checks differ between its versions
+def _sum_gradients(state, bucket):  # without annotations: those that torch checks differ between its versions
     """The sum of the gradients of all processes; DistributedDataParallel's default is the mean."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])  # type: ignore[union-attr]
@@ -484,7 +484,7 @@ EACH = ("steps", "final_loss", "held_out_loss", "seconds", "learned")
 
 def train_seeds(name: str, Recipe: type[Recipe], settings: RunSettings) -> Outcome:
     """Train with each seed, one after another, and write the summary. Finished runs are kept, also when one
-    raises `Diverged` or `Interrupted`, which then name its seed."""
+    raises `DivergenceError` or `TrainingInterrupt`, which then name its seed."""
     folder, reports = Path(settings.out), {}
     seeds = range(settings.seed, settings.seed + settings.seeds)
     start(settings)
@@ -499,10 +499,10 @@ def train_seeds(name: str, Recipe: type[Recipe], settings: RunSettings) -> Outco
             run = {"seed": seed, "seeds": 1, "out": str(out), "resume": resume, "overwrite": overwrite}
             try:
                 train_one(name, Recipe, dataclasses.replace(settings, **run))
-            except Diverged as error:
-                raise Diverged(f"seed {seed}, {error}", error.folder) from error
-            except Interrupted as stop:
-                raise Interrupted(stop.step, f"seed {seed}, ") from stop
+            except DivergenceError as error:
+                raise DivergenceError(f"seed {seed}, {error}", error.folder) from error
+            except TrainingInterrupt as stop:
+                raise TrainingInterrupt(stop.step, f"seed {seed}, ") from stop
             if (report := finished(out, settings.steps)) is None:
                 raise SettingError(f"{out} was changed while it was trained. Start again with another --out")
         reports[seed] = report
@@ -536,7 +536,9 @@ def write_summary(
     columns = next(iter(reports.values()))["table"]["columns"]
     sentence = f"Held-out loss {held_out}, mean and standard deviation of {which}."
     outcome = Outcome({}, columns, lines, sentence)
-    means = merged([{k: v for k, v in r.items() if k not in ("table", "versions")} for r in reports.values()])
+    means = merge_values(
+        [{k: v for k, v in r.items() if k not in ("table", "versions")} for r in reports.values()]
+    )
     each = [
         {"seed": seed, "folder": f"seed-{seed}", **{key: report[key] for key in EACH}}
         for seed, report in reports.items()
@@ -560,15 +562,15 @@ def mean_std(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):#.4g}" + (f" ± {deviation:.2g}" if deviation else "")
 
 
-def merged(values: Sequence[Any]) -> Any:
+def merge_values(values: Sequence[Any]) -> Any:
     """Combine the values of several runs, recursively: a common value, mean and deviation for numbers, or a
     list.
     """
     first = values[0]
     if all(isinstance(v, dict) and v.keys() == first.keys() for v in values):
-        return {key: merged([v[key] for v in values]) for key in first}
+        return {key: merge_values([v[key] for v in values]) for key in first}
     if all(isinstance(v, list) and len(v) == len(first) for v in values):
-        return [merged(entries) for entries in zip(*values, strict=True)]
+        return [merge_values(entries) for entries in zip(*values, strict=True)]
     if all(v == first for v in values):
         return first
     if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):

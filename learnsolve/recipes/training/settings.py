@@ -92,13 +92,13 @@ class RunSettings:
 
     def check(self) -> None:
         """Raise SettingError for the first value that cannot be used."""
-        self.at_least(0, "steps", "seed")
+        self.check_minimum(0, "steps", "seed")
         self._must(lambda value: value >= 0, "at least 0", ["checkpoint_seconds"])
         self.positive("lr", "clip")
         if self.schedule_steps is None:
             self.schedule_steps = self.steps
-        self.at_least(0, "schedule_steps")
-        self.at_least(1, "threads", "seeds", "evaluate_every")
+        self.check_minimum(0, "schedule_steps")
+        self.check_minimum(1, "threads", "seeds", "evaluate_every")
         if self.threads is not None and self.threads > MOST_THREADS:
             raise SettingError(f"--threads must be at most {MOST_THREADS}, got {self.threads}")
         if self.seed + self.seeds > 2**63:
@@ -111,7 +111,7 @@ class RunSettings:
             self.device = "cuda" if torch.cuda.is_available() else "cpu"
         check_device(self.device)
 
-    def at_least(self, minimum: float, *options: str) -> None:
+    def check_minimum(self, minimum: float, *options: str) -> None:
         """Options, or the entries of lists, must be finite and at least `minimum`; null is accepted."""
         self._must(lambda value: minimum <= value < math.inf, f"at least {minimum}", options)
 
@@ -169,12 +169,12 @@ class VectorSettings(RunSettings):
             )
         vectors = self.test_vectors
         if isinstance(vectors, int):
-            self.at_least(1, "test_vectors")
+            self.check_minimum(1, "test_vectors")
         elif self.resample:
             raise SettingError("--resample true needs random vectors. Pass a number to --test_vectors")
         if self.held_out is None:
             self.held_out = min(vectors, HELD_OUT_VECTORS) if isinstance(vectors, int) else HELD_OUT_VECTORS
-        self.at_least(1, "held_out")
+        self.check_minimum(1, "held_out")
 
     def check_vectors(self, n: int, arrays: int) -> None:
         """Reject vectors of n elements for which the free memory is too small. A step holds `arrays` arrays
@@ -291,7 +291,7 @@ def parser(name: str, Settings: type[RunSettings]) -> Any:
 
 
 def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSettings:
-    words = list(_checked(Settings, argv))
+    words = list(_normalize_options(Settings, argv))
     try:
         settings = _build(Settings, parser(name, Settings).parse_args(words).as_dict())
     except argparse.ArgumentError as error:
@@ -299,7 +299,7 @@ def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSe
         for file in files if len(words) > 1 else ():  # the message does not say whether a file is wrong
             _parse(name, Settings, [file])
         where = f"{files[0].replace('=', ' ', 1)}: " if files == words else ""
-        raise SettingError(where + _with_hint(" ".join(str(error).split()), name, Settings)) from error
+        raise SettingError(where + _add_hint(" ".join(str(error).split()), name, Settings)) from error
     for option, value in flat(settings).items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int) and not -LIMIT <= number < LIMIT:
@@ -308,7 +308,7 @@ def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSe
     return settings
 
 
-def _checked(Settings: type[RunSettings], argv: Sequence[str]) -> Iterator[str]:
+def _normalize_options(Settings: type[RunSettings], argv: Sequence[str]) -> Iterator[str]:
     """The options as --option=value, with `--quiet=true` for `--quiet`. Raises SettingError for values beyond
     the limits on YAML."""
     words, usual = list(argv), flat(Settings())
@@ -339,7 +339,7 @@ def kind(of: object) -> str:
     return " or ".join(map(kind, arguments)) if arguments else WORDS[of]  # type: ignore[index]
 
 
-def _with_hint(message: str, name: str, Settings: type[RunSettings]) -> str:
+def _add_hint(message: str, name: str, Settings: type[RunSettings]) -> str:
     """jsonargparse's message, with what the option takes, or the nearest known for an unknown one."""
     message = re.sub(
         "Group '(.*?)' does not accept option '(.*?)'", r"Option '\1.\2' is not accepted", message

@@ -11,27 +11,27 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import device_analysis
-from learnsolve.matrix.cache import mapped
+from learnsolve.matrix.cache import vmap_active
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.across import across
-from learnsolve.ops.arithmetic import broadcasts_to
-from learnsolve.ops.autograd import tracked
+from learnsolve.ops.arithmetic import can_broadcast
+from learnsolve.ops.autograd import needs_graph
 from learnsolve.ops.pcg import RHO, STOP, WHEN, Iterations, Stop, pcg_iterations
 from learnsolve.ops.program import Operand, record_steps, run_program
 from learnsolve.ops.sweeps import gmres_steps, separate
 from learnsolve.solvers.core.operators import (
     Blocks,
+    DependencyGuard,
     Matrix,
     Outcome,
-    Padded,
+    PaddedPreconditioner,
     System,
-    Watched,
-    compiled_form,
-    extended,
     factors_of,
+    find_pcg_form,
     says,
     size,
     source,
+    store_vector,
 )
 from learnsolve.solvers.solution import CODE, COMPILED, PYTHON_M, Status
 
@@ -51,7 +51,7 @@ from learnsolve.solvers.solution import CODE, COMPILED, PYTHON_M, Status
 # target, or at the rounding level, waits until it is judged by its true residual.
 
 
-STANDS = -1  # the code of a column that waits to be judged by its true residual
+AWAITS_CHECK = -1  # the code of a column that waits to be judged by its true residual
 
 
 class Criterion(Protocol):
@@ -67,7 +67,7 @@ class Criterion(Protocol):
         """A copy for another run."""
         ...
 
-    def in_units(self, of_b: Tensor) -> Criterion:
+    def rescale(self, of_b: Tensor) -> Criterion:
         """A copy for a scaled system with right-hand side b / of_b."""
         ...
 
@@ -87,7 +87,7 @@ class Criterion(Protocol):
         """The code of a Status for a column that failed, 0 for others."""
         ...
 
-    def reached(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    def measure(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
         """The quantity that must become small, from the true residual r, and its level of rounding errors."""
         ...
 
@@ -111,7 +111,7 @@ class ResidualNorm:
     def fresh(self) -> ResidualNorm:
         return ResidualNorm(self.rtol, self.atol)
 
-    def in_units(self, of_b: Tensor) -> ResidualNorm:
+    def rescale(self, of_b: Tensor) -> ResidualNorm:
         """For b / of_b. A float divided by a tensor would be multiplied by its reciprocal, which is infinite
         for the smallest units."""
         if not isinstance(self.atol, Tensor) and self.atol == 0:
@@ -119,14 +119,14 @@ class ResidualNorm:
         atol = self.atol if isinstance(self.atol, Tensor) else of_b.new_tensor(self.atol)
         return ResidualNorm(self.rtol, atol / of_b)
 
-    def target_for(self, b: Tensor, length: Tensor) -> Tensor:
+    def compute_target(self, b: Tensor, length: Tensor) -> Tensor:
         relative = self.rtol * length
         if isinstance(self.atol, Tensor):
             return torch.maximum(relative, self.atol.to(length))
         return relative.clamp(min=self.atol) if self.atol else relative
 
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor, length: Tensor) -> Tensor:
-        self.target, self.first = self.target_for(b, length), (norm, length)
+        self.target, self.first = self.compute_target(b, length), (norm, length)
         return norm <= self.target
 
     @cached_property
@@ -149,13 +149,13 @@ class ResidualNorm:
     def failure(self, state: Any, norm: Tensor) -> Tensor:
         return (norm > self.limit) * CODE[Status.DIVERGED]
 
-    def reached(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    def measure(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
         return size(r), rounding_level(A, x, b, r)
 
     def accuracy(self, A: Any, b: Tensor, x: Tensor, codes: Tensor) -> str:
         length = size(b)
         length = torch.where(length == 0, 1, length)
-        reached, asked = size(b - A(x)) / length, self.target_for(b, size(b)) / length
+        reached, asked = size(b - A(x)) / length, self.compute_target(b, size(b)) / length
         lost = (codes.unsqueeze(-2) != CODE[Status.CONVERGED]) & torch.isfinite(reached)
         if not lost.any():
             return ""
@@ -215,7 +215,7 @@ def terms(A: Any, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
 # When the host checks a solve to a tolerance on a device. A check waits for the device, which then waits for
 # the host to launch the next iteration. Between two checks, columns that seem done do not move: a late check
 # costs only the iterations after the last column stopped, which are not part of a graph.
-_every: int | None = None  # None: see `_unhurried`
+_every: int | None = None  # None: see `_limit_gap`
 # A short solve may have a costly M; a long one must not be slowed down. Not measured.
 _SHARE, _LONGEST = 8, 32
 
@@ -234,14 +234,14 @@ def check_every() -> int | None:
 def gaps() -> Callable[[int], int]:
     """The number of iterations to the next check, as a function of the iterations so far."""
     every = _every
-    return _unhurried if every is None else lambda done: every
+    return _limit_gap if every is None else lambda done: every
 
 
-def _unhurried(done: int) -> int:
+def _limit_gap(done: int) -> int:
     return min(max(1, done // _SHARE), _LONGEST)
 
 
-# Compiled conjugate gradients for the loop (loop.py): `at_once`, a fixed number of iterations as one
+# Compiled conjugate gradients for the loop (loop.py): `run_fixed_number`, a fixed number of iterations as one
 # operation, which autograd may record, and `fitting_cg`, many iterations per call to a tolerance, without
 # autograd.
 #
@@ -256,7 +256,7 @@ def _unhurried(done: int) -> int:
 
 STOP_CODE = {
     Stop.RUNNING: 0,
-    Stop.ROUNDING: STANDS,
+    Stop.ROUNDING: AWAITS_CHECK,
     Stop.CURVATURE: CODE[Status.INDEFINITE],
     Stop.PRECONDITIONER: CODE[Status.INDEFINITE],
     Stop.NON_FINITE: CODE[Status.NON_FINITE],
@@ -293,29 +293,29 @@ class _Part(NamedTuple):
         """The values of A and M with the batch axes of b merged into one, or none, as the kernels expect."""
         lead = b.shape[:-2]
 
-        def of_members(t: Tensor) -> Tensor:
+        def flatten_members(t: Tensor) -> Tensor:
             if t.dim() == 1:
                 return t
             if t.shape[:-1].numel() == 1:
                 return t.reshape(t.shape[-1])
             return t.expand((*lead, t.shape[-1])).reshape(lead.numel(), t.shape[-1])
 
-        return of_members(self.A.values), None if self.form.m is None else of_members(self.form.m)
+        return flatten_members(self.A.values), None if self.form.m is None else flatten_members(self.form.m)
 
 
-def _shaped(t: Any) -> Any:
+def _merge_batch(t: Any) -> Any:
     """With one batch axis at most."""
     return t if t is None or t.dim() < 4 else t.reshape(-1, *t.shape[-2:])
 
 
-def _joined(A: Any, parts: list[_Part], blocks: list[Tensor], b: Tensor) -> Tensor:
+def _join_parts(A: Any, parts: list[_Part], blocks: list[Tensor], b: Tensor) -> Tensor:
     """Columns of the whole system from the rows of its parts."""
     if parts[0].block is not None:
-        return A.layout.padded(torch.cat(blocks, -2))
+        return A.layout.pad(torch.cat(blocks, -2))
     return blocks[0] if blocks[0].dim() == b.dim() else blocks[0].reshape(b.shape)
 
 
-def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome | None:
+def run_fixed_number(method: Any, system: System, maxiter: int, gradient: str) -> Outcome | None:
     """A fixed number of iterations as one differentiable operation, with the exact gradient of the iterations
     that ran, or None if the operation does not support the system."""
     parts = None if gradient == "implicit" else parts_at_once(method, system)
@@ -326,19 +326,19 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
     for part in parts:
         columns = part.of(b)
         values, m = part.operands(columns)
-        if m is not None and mapped(m):
+        if m is not None and vmap_active(m):
             raise NotImplementedError(
                 f"{system.name}: M is made from a tensor that torch.func.vmap maps over. Make one M for all "
                 "systems outside of vmap"
             )
         outs.append(
             pcg_iterations(
-                values, _shaped(columns), _shaped(part.of(start)), part.A.pattern, maxiter,
+                values, _merge_batch(columns), _merge_batch(part.of(start)), part.A.pattern, maxiter,
                 kind=part.form.kind, m=m, factor=part.form.factor, checkpointed=gradient == "checkpointed",
             )
         )  # fmt: skip
     xs, histories, states = (list(ts) for ts in zip(*outs, strict=True))
-    x = _joined(A, parts, xs, b)
+    x = _join_parts(A, parts, xs, b)
     norms, status = histories[0], states[0]
     if parts[0].block is not None:
         norms, status = torch.stack(histories), torch.stack(states)
@@ -349,7 +349,7 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
     if reads and not (status.tolist()[0][0] if one else status.select(-2, 0).any()):  # some stopped early
         return Outcome(x, norms, _LAST.expand(b.shape[:-2] + b.shape[-1:]), "", COMPILED)
     why, when = status.unbind(-2)
-    codes = _codes_of(why)
+    codes = _stop_codes(why)
     codes = torch.where(codes <= 0, CODE[Status.MAX_ITERATIONS], codes)  # there is no tolerance
     codes = torch.where(norms[..., 0, :].detach() == 0, CODE[Status.CONVERGED], codes)
     if reads:
@@ -359,7 +359,7 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
 
 
 def parts_at_once(method: Any, system: System) -> list[_Part] | None:
-    """The parts of a system for `at_once`, or None if it does not support the system."""
+    """The parts of a system for `run_fixed_number`, or None if it does not support the system."""
     fits = method.cg_state is not None and not method.flexible
     if not fits or not system.criterion.fixed or system.callback is not None:
         return None
@@ -373,7 +373,7 @@ def fitting_cg(method: Any, system: System) -> CompiledCG | None:
     if b.numel() == 0 or (method.flexible and (M is None or isinstance(A, Blocks))):
         return None
     parts = _parts(A, M, b, method.flexible)
-    if parts is None or tracked(A.parameters[0], b):
+    if parts is None or needs_graph(A.parameters[0], b):
         return None
     recorded = torch.is_grad_enabled()
     if recorded and any(part.form.learns() or part.form.kind == PYTHON_M for part in parts):
@@ -390,7 +390,7 @@ class State(NamedTuple):
 class CompiledCG:
     """`Advance` (advance.py) of conjugate gradients."""
 
-    due: Schedule = CG_SCHEDULE
+    schedule: Schedule = CG_SCHEDULE
 
     def __init__(self, system: System, parts: list[_Part], flexible: bool, state_type: Any):
         self.system, self.parts, self.flexible, self.state_type = system, parts, flexible, state_type
@@ -406,9 +406,9 @@ class CompiledCG:
             values, m = part.operands(b)
             form: dict[str, Any] = {"kind": part.form.kind, "m": m, "factor": part.form.factor}
             if part.form.kind == PYTHON_M:
-                form = {"between": _between(self.system.M, self.b.shape), "flexible": self.flexible}
-            start = _shaped(part.of(x0))
-            self.runs.append(Iterations(values, _shaped(b), start, part.A.pattern, every, **form))
+                form = {"between": _bind_shape(self.system.M, self.b.shape), "flexible": self.flexible}
+            start = _merge_batch(part.of(x0))
+            self.runs.append(Iterations(values, _merge_batch(b), start, part.A.pattern, every, **form))
         return State(x, r, ())
 
     def __call__(
@@ -427,11 +427,11 @@ class CompiledCG:
                     parts.append(before)
                     histories.append(target.expand(count, -1))  # of columns that have stopped: not used
                     continue
-            after, history = run(before, count, done, part_running, _shaped(target))
+            after, history = run(before, count, done, part_running, _merge_batch(target))
             parts.append(after)
             histories.append(history)
-        x = _joined(self.A, self.parts, [p.x for p in parts], self.b)
-        r = _joined(self.A, self.parts, [p.r for p in parts], self.b)
+        x = _join_parts(self.A, self.parts, [p.x for p in parts], self.b)
+        r = _join_parts(self.A, self.parts, [p.r for p in parts], self.b)
         one, lead = self.parts[0].block is None, targets.shape[:-2]
         norms = histories[0] if one else torch.stack(histories)
         if lead:
@@ -439,17 +439,17 @@ class CompiledCG:
         stops = _stops(parts[0].carry if one else torch.cat([p.carry for p in parts]), targets.shape)
         return State(x, r, tuple(parts)), norms, stops
 
-    def released(self, state: State) -> Any:
+    def export_state(self, state: State) -> Any:
         directions, rhos = [], []
         for run, part in zip(self.runs, state.parts, strict=True):
             directions.append(run.direction(part))
             rhos.append(part.carry[:, RHO])
-        p = _joined(self.A, self.parts, directions, self.b)
+        p = _join_parts(self.A, self.parts, directions, self.b)
         rho = torch.cat(rhos).reshape(*self.b.shape[:-2], 1, self.b.shape[-1])
         return self.state_type(state.x, state.r, p, rho)
 
 
-def _between(M: Any, shape: torch.Size) -> Callable[[Tensor], Tensor]:
+def _bind_shape(M: Any, shape: torch.Size) -> Callable[[Tensor], Tensor]:
     """M for vectors with one batch axis. Not a method, because that would be a reference cycle, which keeps
     all vectors of a solve until the garbage collector runs."""
     return lambda r: M(r.reshape(shape)).reshape(r.shape)
@@ -475,11 +475,11 @@ def _parts(A: Any, M: Any, b: Tensor, flexible: bool = False) -> list[_Part] | N
 
 def _form(M: Any, b: Tensor, flexible: bool = False) -> _Form | None:
     """`flexible`: M is called between the steps, since the compiled forms are linear and symmetric."""
-    form = None if flexible else compiled_form(source(M))
+    form = None if flexible else find_pcg_form(source(M))
     if form is not None:
         m = form[1]
         if m is None or (
-            m.dtype == b.dtype and m.device == b.device and broadcasts_to(m.shape[:-1], b.shape[:-2])
+            m.dtype == b.dtype and m.device == b.device and can_broadcast(m.shape[:-1], b.shape[:-2])
         ):
             return _Form(*form)
     return _Form(PYTHON_M) if b.is_cpu else None
@@ -487,7 +487,7 @@ def _form(M: Any, b: Tensor, flexible: bool = False) -> _Form | None:
 
 def _forms_of_blocks(A: Blocks, M: Any, b: Tensor) -> list[_Form] | None:
     """The form of each block, from a list of M or from the parts of one M for the whole matrix."""
-    sizes, maps = A.layout.sizes, M.maps if isinstance(M, Padded) else [M]
+    sizes, maps = A.layout.sizes, M.maps if isinstance(M, PaddedPreconditioner) else [M]
     if len(maps) > 1:
         forms = [_form(M, b[i]) for i, M in enumerate(maps)]
         return forms if all(form is not None and form.kind != PYTHON_M for form in forms) else None  # type: ignore[return-value]
@@ -514,10 +514,10 @@ def _stops(carry: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor | int]:
         (rows,) = carry.tolist()
         return _ONE[int(rows[STOP][0])], int(rows[WHEN][0])
     why, when = carry[:, STOP:].long().unbind(1)
-    return _codes_of(why).reshape(shape), when.reshape(shape)
+    return _stop_codes(why).reshape(shape), when.reshape(shape)
 
 
-def _codes_of(why: Tensor) -> Tensor:
+def _stop_codes(why: Tensor) -> Tensor:
     """The loop's codes for the `Stop` of each column."""
     if why.is_cpu:
         return _CODES.take(why)
@@ -534,11 +534,11 @@ def _codes_of(why: Tensor) -> Tensor:
 #     start        None if the state is the state of the method; otherwise how its own state begins
 #     __call__     the state after up to `count` iterations of columns that are `running` (None: all); their
 #                  norms (..., iterations, k), none if the loop must run the next one with torch operations;
-#                  and for each column its code (STANDS: to be judged by its true residual), and since when;
+#                  and for each column its code (AWAITS_CHECK: judged by its true residual), and since when;
 #                  or None. It returns early where its only column seems done, and before an iteration that
 #                  breaks down, is not finite or is in doubt
-#     released     the method's state, for the loop to go on with
-#     due          when the loop measures stagnation
+#     export_state     the method's state, for the loop to go on with
+#     schedule     when the loop measures stagnation
 #     backend    as `Solution.backend`
 #
 # Here, for one right-hand side on the CPU, without autograd: methods with `state_vectors` are recorded
@@ -565,7 +565,7 @@ class Advance(Protocol):
     """See above."""
 
     backend: str
-    due: Schedule
+    schedule: Schedule
 
     @property
     def start(self) -> Callable[[Tensor, Tensor], Any] | None: ...
@@ -573,7 +573,7 @@ class Advance(Protocol):
     def __call__(
         self, state: Any, count: int, done: int, running: Tensor | None
     ) -> tuple[Any, Tensor, tuple[Tensor, Tensor | int] | None]: ...
-    def released(self, state: Any) -> Any: ...
+    def export_state(self, state: Any) -> Any: ...
 
 
 def fitting(method: Any, system: System, gradient: str) -> Advance | None:
@@ -607,7 +607,7 @@ class GmresSteps:
         self.most = max(_MOST // (pattern.nnz + (20 + 3 * min(self.restart, 100)) * len(b)), 1)
         self.M = M  # called before each iteration, if it is not a diagonal
         self.backend = COMPILED if M is None else PYTHON_M
-        self.due: Schedule = LOOP_SCHEDULE
+        self.schedule: Schedule = LOOP_SCHEDULE
         self.criterion, self.bounds = criterion, None
         self.none = b.new_empty(0, 1)
 
@@ -638,7 +638,7 @@ class GmresSteps:
         if self.M is None:
             V, P = new[2 : 3 + j], new[3 + room : 3 + room + j]
         else:
-            V, P = extended(V, j, new[2], self.restart + 1), extended(P, j - 1, new[3], self.restart)
+            V, P = store_vector(V, j, new[2], self.restart + 1), store_vector(P, j - 1, new[3], self.restart)
         c, s = numbers[2 : 2 + j], numbers[2 + room : 2 + room + j]
         state = type(state)(new[0], new[1], V, P, None, c, s, numbers[0], numbers[1])
         return state, norms[:ran].unsqueeze(-1), None
@@ -647,7 +647,7 @@ class GmresSteps:
     def start(self) -> None:
         """The state is the state of the method."""
 
-    def released(self, state: Any) -> Any:
+    def export_state(self, state: Any) -> Any:
         return state
 
 
@@ -655,13 +655,13 @@ class RecordedSteps:
     """Steps of a method that is recorded (ops/program.py), of which the first `state_vectors` fields of the
     state are vectors."""
 
-    due, backend = LOOP_SCHEDULE, COMPILED
+    schedule, backend = LOOP_SCHEDULE, COMPILED
 
     def __init__(
         self, method: Any, A: Matrix, M: Any, factors: Sequence[Operand], b: Tensor, criterion: ResidualNorm
     ):
         ops, pattern, values = tuple(factor.op for factor in factors), A.A.pattern, A.A.values
-        self.program = record_steps(method, ops, compiled_form(M) is not None, b.dtype)
+        self.program = record_steps(method, ops, find_pcg_form(M) is not None, b.dtype)
         maps: dict[str, Callable[[], Sequence[Operand] | None]] = {
             "A": lambda: [Operand.product(pattern, values, A.transpose)],
             "A.T": lambda: [Operand.product(pattern, values, not A.transpose)],
@@ -701,7 +701,7 @@ class RecordedSteps:
     def start(self) -> None:
         """The state is the state of the method."""
 
-    def released(self, state: Any) -> Any:
+    def export_state(self, state: Any) -> Any:
         return state
 
 
@@ -722,7 +722,7 @@ def _fitting_steps(method: Any, system: System) -> GmresSteps | RecordedSteps | 
     ):
         return None
     records = method.state_vectors > 0
-    if tracked(b, values) or (x0 is not None and tracked(x0)):
+    if needs_graph(b, values) or (x0 is not None and needs_graph(x0)):
         return None
     if records:
         operands = factors_of(M, A.A.pattern)
@@ -730,7 +730,7 @@ def _fitting_steps(method: Any, system: System) -> GmresSteps | RecordedSteps | 
             return None
         return RecordedSteps(method, A, M, operands, b, system.criterion)
     # Any other form would be computed here in vain.
-    form = compiled_form(M) if M is None or says(M, "is_diagonal") else None
+    form = find_pcg_form(M) if M is None or says(M, "is_diagonal") else None
     if form is None and torch.is_grad_enabled():
         return None
     diagonal, between = (None, system.M) if form is None else (form[1], None)
@@ -741,9 +741,9 @@ def _fitting_steps(method: Any, system: System) -> GmresSteps | RecordedSteps | 
 
 def _is_fixed(m: Tensor, b: Tensor, M: Any) -> bool:
     """Whether numbers of M are of one matrix, of b's dtype, on the CPU, and not part of a graph."""
-    if m.dim() != 1 or m.dtype != b.dtype or not m.is_cpu or tracked(m):
+    if m.dim() != 1 or m.dtype != b.dtype or not m.is_cpu or needs_graph(m):
         return False
-    return not (m.requires_grad and isinstance(M, Watched))
+    return not (m.requires_grad and isinstance(M, DependencyGuard))
 
 
 def tiles(method: Any, system: System, gradient: str) -> list[int]:
@@ -760,7 +760,7 @@ def tiles(method: Any, system: System, gradient: str) -> list[int]:
         return [1] * k if own is not None and (few or own.backend == COMPILED) else []
     # A solve of its own costs a column more than it saves where both are small.
     if _has_steps(method) and k <= max(8, n // 16):
-        one = fitting(method, next(columns_of(system, [1, k - 1])), gradient)
+        one = fitting(method, next(split_columns(system, [1, k - 1])), gradient)
         if one is not None and (one.backend == COMPILED or n >= _ROWS):
             return [1] * k
     if k > _WIDTH and n >= _MANY_ROWS:
@@ -777,7 +777,7 @@ def _splits(system: System) -> bool:
     return known and not isinstance(system.criterion.negligible, torch.Tensor)
 
 
-def columns_of(system: System, widths: list[int]) -> Iterator[System]:
+def split_columns(system: System, widths: list[int]) -> Iterator[System]:
     if not widths:
         yield system
         return

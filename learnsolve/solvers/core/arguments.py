@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
-from learnsolve.matrix.cache import carries_graph, mapped, sample, transformations
+from learnsolve.matrix.cache import carries_graph, sample, transformations, vmap_active
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.autograd import forward_mode_may_come
 from learnsolve.ops.blocks import BlockBatch
 from learnsolve.solvers.core.operators import (
     Blocks,
+    DependencyGuard,
     Function,
     LinearOperator,
-    Watched,
-    as_operator,
     depends_on_others,
     leaves,
+    make_operator,
     says,
 )
 from learnsolve.solvers.options import Options
@@ -40,7 +40,7 @@ def check_system(
     check_options(name, options)
     if b.is_complex():
         check_complex(name, A, b, options)
-    operator = as_operator(name, A, b, options.transpose, options.parameters, symmetric, blocks=True)
+    operator = make_operator(name, A, b, options.transpose, options.parameters, symmetric, blocks=True)
     batch = check_operands(name, A, b)
     check_x0(name, x0, b)
     return operator, batch
@@ -104,7 +104,7 @@ def check_x0(name: str, x0: Any, b: Tensor) -> None:
 
 
 def check_options(name: str, options: Options) -> None:
-    checks.one_of(name, "gradient", options.gradient, GRADIENTS)
+    checks.check_choice(name, "gradient", options.gradient, GRADIENTS)
     number(name, "rtol", options.rtol)
     number(name, "atol", options.atol)
     if options.adjoint_rtol is not None:
@@ -156,7 +156,7 @@ def refuse_what_has_no_implicit_gradient(
     """Check M. The tensors that a callable uses are checked at its first application; those that torch.func
     or forward mode transforms here, by an application to x, as inside the solve they look like others."""
     if forward_mode_may_come():
-        _refuse_what_is_transformed(name, A, given_M, M, x0, x, adjoint_M)
+        _reject_transformed_tensors(name, A, given_M, M, x0, x, adjoint_M)
     if not torch.is_grad_enabled():
         return M
     if A.watched:
@@ -169,7 +169,7 @@ def refuse_what_has_no_implicit_gradient(
         )
         first = None if of_callable else A.with_parameters(tuple(p.detach() for p in A.parameters)).apply
         of_A = A.parameters if of_callable else ()
-        A.apply = Watched(A.apply, error, lambda: of_A, first)
+        A.apply = DependencyGuard(A.apply, error, lambda: of_A, first)
     sources = (*A.parameters, *(A.batch._sources if isinstance(A, Blocks) else ()))
     refuse_what_learns(name, x0, given_M, sources, x)
     if learns(adjoint_M, sources, x):
@@ -177,13 +177,13 @@ def refuse_what_has_no_implicit_gradient(
             f"{name}: adjoint_M requires grad, but neither a converged solution nor its gradient depends on "
             f"it. Detach it{_HOW_TO_DETACH['M'].replace('M.', 'adjoint_M.')}"
         )
-    if M is None or isinstance(given_M, CSR) or _tracked(given_M):
+    if M is None or isinstance(given_M, CSR) or _trainable_tensors(given_M):
         return M
     named = tuple if torch._C._are_functorch_transforms_active() else lambda: leaves((*sources, x))
-    return Watched(M, no_implicit_gradient(name, "M"), named)
+    return DependencyGuard(M, no_implicit_gradient(name, "M"), named)
 
 
-def _refuse_what_is_transformed(
+def _reject_transformed_tensors(
     name: str, A: LinearOperator, given_M: Any, M: Any, x0: Tensor | None, x: Tensor, adjoint_M: Any
 ) -> None:
     x = sample(x)
@@ -194,7 +194,7 @@ def _refuse_what_is_transformed(
     else:
         product = A.with_parameters(tuple(sample(p) for p in A.parameters)) if A.watched else None
         how = "Use its parameters as mv receives them"
-    if product is not None and _transformations_of(product, x):
+    if product is not None and _find_transformations(product, x):
         raise ValueError(
             f"{name}: A computes with a tensor that torch.func transforms (vmap, grad, jvp), or forward "
             f'mode, which cannot reach it there. {how}, or use gradient="unrolled"'
@@ -202,9 +202,9 @@ def _refuse_what_is_transformed(
     if x0 is not None and transformations(x0) - {"vmap"}:
         raise no_implicit_gradient(name, "x0")
     for key, given, apply in (("M", given_M, M), ("adjoint_M", adjoint_M, None)):
-        acting = {t: transformations(t) for t in _named(given)}
+        acting = {t: transformations(t) for t in _declare_tensors(given)}
         if apply is not None and not acting:
-            acting = {x: _transformations_of(apply, x)}
+            acting = {x: _find_transformations(apply, x)}
         if any("vmap" in by for by in acting.values()):
             raise NotImplementedError(
                 f"{name}: {key} is made from a tensor that torch.func.vmap maps over. Make one {key} for all "
@@ -215,7 +215,7 @@ def _refuse_what_is_transformed(
             raise no_implicit_gradient(name, key)
 
 
-def _transformations_of(apply: Any, x: Tensor) -> set[str]:
+def _find_transformations(apply: Any, x: Tensor) -> set[str]:
     try:
         return transformations(apply(x))
     except RuntimeError:  # of a Function without rules for torch.func, which the solve does not need
@@ -232,14 +232,14 @@ def refuse_what_learns(
         raise no_implicit_gradient(name, "M")
 
 
-def _named(M: Any) -> tuple[Tensor, ...]:
+def _declare_tensors(M: Any) -> tuple[Tensor, ...]:
     if isinstance(M, CSR):
         return (M.values,)
     return says(M, "depends_on") or (tuple(M.parameters()) if isinstance(M, torch.nn.Module) else ())
 
 
-def _tracked(M: Any) -> list[Tensor]:
-    return [t for t in _named(M) if t.requires_grad]
+def _trainable_tensors(M: Any) -> list[Tensor]:
+    return [t for t in _declare_tensors(M) if t.requires_grad]
 
 
 def learns(M: Any, sources: tuple[Tensor, ...], b: Tensor | None = None) -> bool:
@@ -249,14 +249,14 @@ def learns(M: Any, sources: tuple[Tensor, ...], b: Tensor | None = None) -> bool
     if M is None:
         return False
     cached = () if says(M, "depends_on") is None else sources
-    others = [t for t in _tracked(M) if all(t is not source for source in cached)]
+    others = [t for t in _trainable_tensors(M) if all(t is not source for source in cached)]
     if not others or b is None or torch._C._are_functorch_transforms_active():
         return bool(others)
     known = leaves((*sources, b))
     return any(depends_on_others(t, known) for t in others)
 
 
-def check_not_exported(name: str) -> None:
+def check_export(name: str) -> None:
     if torch.compiler.is_exporting():
         raise NotImplementedError(
             f"{name}: torch.export traces a solve only with strict=True. Pass that to torch.export.export"
@@ -276,7 +276,7 @@ def refuse_parameters_that_learn(name: str, gradient: str, **parameters: Any) ->
     if gradient != "implicit":
         return
     for key, value in parameters.items():
-        if isinstance(value, Tensor) and mapped(value):
+        if isinstance(value, Tensor) and vmap_active(value):
             raise NotImplementedError(
                 f"{name}: torch.func.vmap maps over {key}, or over the values that it is estimated from. "
                 "Pass one value, or one for each system of a batch, or a fixed number of iterations"

@@ -21,36 +21,36 @@ from learnsolve.matrix.pattern import Recent, SparsityPattern, equal, intern
 from learnsolve.ops import across
 from learnsolve.ops.complex_values import tall, untall
 from learnsolve.ops.operators import LinearOperator, RealForm
-from learnsolve.ops.pcg import KINDS, applied, pcg_iterations
-from learnsolve.ops.products import sampled
+from learnsolve.ops.pcg import KINDS, pcg_iterations, preconditioner_map
+from learnsolve.ops.products import sddmm_values
 from learnsolve.ops.structure import transpose
 from learnsolve.ops.triangular import real_matrix
 from learnsolve.solvers.core.advance import STOP_CODE, ResidualNorm
 from learnsolve.solvers.core.arguments import (
     check_b,
     check_complex,
-    check_not_exported,
+    check_export,
     check_symmetric,
     check_system,
     check_x0,
     refuse_what_has_no_implicit_gradient,
     refuse_what_learns,
 )
-from learnsolve.solvers.core.gradient import implicit, transformed, unrolled
+from learnsolve.solvers.core.gradient import implicit, transforms_active, unroll
 from learnsolve.solvers.core.loop import Method, quiet, report
 from learnsolve.solvers.core.operators import (
     Applied,
     Blocks,
     Columns,
-    Watched,
-    as_preconditioner,
-    compiled_form,
-    joined,
-    on_host,
+    DependencyGuard,
+    combine_preconditioners,
+    find_pcg_form,
+    make_preconditioner,
     says,
-    systems_of,
+    split_options,
+    wrap_scipy_operator,
 )
-from learnsolve.solvers.core.problem import CONSTANTS, Problem, checked_null_space
+from learnsolve.solvers.core.problem import CONSTANTS, Problem, check_null_space
 from learnsolve.solvers.options import KRYLOV, SOLVERS, Options
 from learnsolve.solvers.solution import CODE, COMPILED, EAGER, Solution, Status
 
@@ -69,13 +69,13 @@ _patterns: Recent[SparsityPattern] = Recent(8)  # not analyzed again
 _TAGS = (torch.Tag.cudagraph_unsafe,)
 
 
-def traced_solve(
+def trace_solve(
     name: str, method: Any, A: Any, b: Any, x0: Any, options: Options, symmetric: bool
 ) -> Solution | None:
     """A solve with the implicit gradient, or for a fixed number of iterations, or None for any other call.
     Inside an operator `iterations` is a tensor; to a tolerance `residual_norms` has only the first and the
     last norm."""
-    if transformed() or name not in KRYLOV or not isinstance(A, CSR) or not isinstance(b, Tensor):
+    if transforms_active() or name not in KRYLOV or not isinstance(A, CSR) or not isinstance(b, Tensor):
         return None
     if b.is_complex():
         return None
@@ -88,7 +88,7 @@ def traced_solve(
     fixed = options.gradient != "implicit"
     if fixed and (options.rtol != 0 or options.atol != 0 or options.maxiter is None):
         return None
-    form = compiled_form(options.M)
+    form = find_pcg_form(options.M)
     if form is None:
         return None
     check_system(name, A, b, x0, options, symmetric)
@@ -97,7 +97,7 @@ def traced_solve(
     if not fixed:
         refuse_what_learns(name, x0, options.M, (A.values,))
     elif name == "cg" and not (options.throw or null) and A.values.dim() == 1 and b.dim() <= 2:
-        return _traced_cg(A, b, x0, options, *form)
+        return _trace_cg(A, b, x0, options, *form)
     kind, m, factor = form
     maxiter = 10 * A.shape[0] if options.maxiter is None else options.maxiter
     call = Call(
@@ -120,7 +120,7 @@ def traced_solve(
     for pattern in (A.pattern, factor):
         if pattern is not None:
             others += pattern._structure(False)[:2]
-    x, norms, codes, iterations = solve_in_graph([A.values, b, *others], *call.encoded())
+    x, norms, codes, iterations = solve_in_graph([A.values, b, *others], *call.encode())
     steps = (
         (method.state_vectors or method.restart)
         and kind in ("none", "diagonal")
@@ -140,7 +140,7 @@ def _is_null(null: Any) -> bool:
     return isinstance(null, str) and null == CONSTANTS
 
 
-def _traced_cg(
+def _trace_cg(
     A: CSR, b: Tensor, x0: Tensor | None, options: Options, kind: str, m: Tensor | None, factor: Any
 ) -> Solution:
     """A fixed number of iterations for one matrix. The norms include all iterations, as on a CUDA device."""
@@ -197,12 +197,12 @@ class Call(NamedTuple):
     atol: float
     adjoint_rtol: float
 
-    def encoded(self) -> tuple[str, list[int], list[float]]:
+    def encode(self) -> tuple[str, list[int], list[float]]:
         """The arguments of the operators. Integers may be symbols: one graph serves every `maxiter`."""
         return " ".join(self[:3]), [int(n) for n in self[3:10]], [*self[10:]]
 
     @classmethod
-    def decoded(cls, words: str, counts: Sequence[int], tolerances: Sequence[float]) -> Call:
+    def decode(cls, words: str, counts: Sequence[int], tolerances: Sequence[float]) -> Call:
         return cls(*words.split(" "), *counts, *tolerances)  # type: ignore[arg-type]
 
     def operands(self, tensors: Sequence[Tensor]) -> tuple[CSR, Tensor, Tensor | None, Any, list[Any]]:
@@ -241,7 +241,7 @@ def solve_in_graph(
     tensors: list[Tensor], words: str, counts: list[int], tolerances: list[float]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x, norms, codes and the number of iterations of a `Call`. Not checked."""
-    call = Call.decoded(words, counts, tolerances)
+    call = Call.decode(words, counts, tolerances)
     with torch.no_grad():
         solution, norms = call.run(*call.operands([t.detach() for t in tensors]))
     report(call.name, solution, call.throw, call.rtol > 0 or call.atol > 0)
@@ -250,8 +250,8 @@ def solve_in_graph(
 
 
 @solve_in_graph.register_fake
-def _(tensors, *encoded):
-    call, (values, b) = Call.decoded(*encoded), tensors[:2]
+def _(tensors, *encode):
+    call, (values, b) = Call.decode(*encode), tensors[:2]
     n, k = (b.shape[0], ()) if b.dim() == 1 else (b.shape[-2], b.shape[-1:])
     lead = torch.broadcast_shapes(values.shape[:-1], b.shape[:-2])
     x, norms = (b.new_empty((*lead, m, *k)) for m in (n, call.maxiter + 1 if call.fixed else 2))
@@ -269,7 +269,7 @@ def gradient(
     tolerances: list[float],
 ) -> list[Tensor]:
     """The gradients for the tensors with the indices `requested`. The last tensor is x."""
-    call = Call.decoded(words, counts, tolerances)
+    call = Call.decode(words, counts, tolerances)
     if call.fixed:
         leaves = [t.detach().requires_grad_(i in requested) for i, t in enumerate(tensors[:-1])]
         recorded = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
@@ -291,7 +291,7 @@ def gradient(
         y = solution.x.clone(memory_format=torch.contiguous_format)
         u, w = (t.unsqueeze(-1) if b.dim() == 1 else t for t in (y.neg(), x))
         return [
-            y.sum_to_size(b.shape) if i else sampled(u, w, A.pattern).sum_to_size(A.values.shape)
+            y.sum_to_size(b.shape) if i else sddmm_values(u, w, A.pattern).sum_to_size(A.values.shape)
             for i in requested
         ]
 
@@ -302,8 +302,8 @@ def _(tensors, gx, gnorms, requested, *_):
 
 
 def _keep(ctx, inputs, output):
-    tensors, *ctx.encoded = inputs
-    ctx.mark_non_differentiable(*output[2 if Call.decoded(*ctx.encoded).fixed else 1 :])
+    tensors, *ctx.encode = inputs
+    ctx.mark_non_differentiable(*output[2 if Call.decode(*ctx.encode).fixed else 1 :])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, output[0])
 
@@ -312,7 +312,7 @@ def _backward(ctx, gx, gnorms, *_):
     grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad[0])
     if gx is not None or gnorms is not None:
         requested = [i for i, need in enumerate(ctx.needs_input_grad[0]) if need]
-        computed = gradient([*ctx.saved_tensors], gx, gnorms, requested, *ctx.encoded)
+        computed = gradient([*ctx.saved_tensors], gx, gnorms, requested, *ctx.encode)
         for i, g in zip(requested, computed, strict=True):
             grads[i] = g
     return grads, None, None, None
@@ -333,16 +333,16 @@ class OfForm:
         return self.kind, self.m, self.factor
 
     def __call__(self, r: Tensor) -> Tensor:
-        M = applied(self.m, self.factor, KINDS.index(self.kind))
+        M = preconditioner_map(self.m, self.factor, KINDS.index(self.kind))
         return M(r) if r.dim() > 1 else M(r.unsqueeze(-1)).squeeze(-1)
 
 
 def _pattern(crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPattern:
     """The pattern with these arrays: from an earlier call, from the user's program, or a new one."""
-    pattern = SparsityPattern._trusted(crow, col, shape)
+    pattern = SparsityPattern._construct(crow, col, shape)
 
     def match(known: SparsityPattern) -> SparsityPattern | None:
-        alike = known.dtype == pattern.dtype and known._is_unchanged() and equal(known, pattern)
+        alike = known.dtype == pattern.dtype and known._is_current() and equal(known, pattern)
         return known if alike else None
 
     return _patterns.find(match) or _patterns.add(intern(SparsityPattern(crow, col, shape)))
@@ -370,7 +370,7 @@ def real_system(
         # The transpose of the real form is the real form of the conjugate transpose.
         transpose=None
         if transpose is None
-        else _on_real_rows(name, "transpose", lambda y: transpose(y.conj()).conj()),
+        else _wrap_real_rows(name, "transpose", lambda y: transpose(y.conj()).conj()),
         callback=None if callback is None else lambda at: callback(at._replace(x=untall(at.x))),
     )
     return _matrix(name, A, b), tall(b), None if x0 is None else tall(x0), real
@@ -386,7 +386,7 @@ def _matrix(name: str, A: Any, b: Tensor) -> Any:
         checks.rows(name, "b", b, "A", A.shape)
         return real_matrix(A)
     if isinstance(A, scipy.sparse.linalg.LinearOperator):
-        return _on_real_rows(name, "A", _of_vectors(on_host(name, "A", A, True)))
+        return _wrap_real_rows(name, "A", _accept_vectors(wrap_scipy_operator(name, "A", A, True)))
     if isinstance(A, LinearOperator):
         checks.rows(name, "b", b, "A", A.shape)
         return RealForm(A)
@@ -395,7 +395,7 @@ def _matrix(name: str, A: Any, b: Tensor) -> Any:
             f"{name}: with complex values A must be a CSR, a LinearOperator or a callable, got "
             f"{type(A).__name__}"
         )
-    return _on_real_rows(name, "A", A)
+    return _wrap_real_rows(name, "A", A)
 
 
 def _preconditioner(name: str, M: Any, b: Tensor, implicit: bool) -> Any:
@@ -406,20 +406,20 @@ def _preconditioner(name: str, M: Any, b: Tensor, implicit: bool) -> Any:
         checks.same_kind(name, "M.values", M.values, b)
         return real_matrix(M.detach() if implicit else M)
     if isinstance(M, scipy.sparse.linalg.LinearOperator):
-        return _on_real_rows(name, "M", _of_vectors(on_host(name, "M", M, True)))
+        return _wrap_real_rows(name, "M", _accept_vectors(wrap_scipy_operator(name, "M", M, True)))
     make = says(M, "real_equivalent")
     real = None if make is None else make()
-    form = None if real is None else compiled_form(real)
+    form = None if real is None else find_pcg_form(real)
     if form is not None:
         kind, m, factor = form
         assert m is not None
         return OfForm(kind, m.detach() if implicit else m, factor)
     if isinstance(M, type) or not callable(M):
         return M  # the solver raises the error
-    return _on_real_rows(name, "M", M, implicit)
+    return _wrap_real_rows(name, "M", M, implicit)
 
 
-def _on_real_rows(
+def _wrap_real_rows(
     function: str, name: str, f: Callable[..., Any], constant: bool = False
 ) -> Callable[[Tensor], Tensor]:
     def apply(x: Tensor) -> Tensor:
@@ -431,7 +431,7 @@ def _on_real_rows(
     return apply
 
 
-def _of_vectors(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def _accept_vectors(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda x: f(x) if x.dim() > 1 else f(x.unsqueeze(-1)).squeeze(-1)
 
 
@@ -452,28 +452,28 @@ def solve(
     """
     if torch.compiler.is_dynamo_compiling():
         if _needs_real_form(method, b):
-            return _by_real_form(name, method, A, b, x0, options, symmetric)
-        traced = traced_solve(name, method, A, b, x0, options, symmetric)
+            return _solve_real_form(name, method, A, b, x0, options, symmetric)
+        traced = trace_solve(name, method, A, b, x0, options, symmetric)
         if traced is None:
             return _outside(name, method, A, b, x0, options, symmetric, needs_transposed_M)
         return traced
-    check_not_exported(name)
+    check_export(name)
     start = time.perf_counter()
     A, b, x0 = operands(name, A, b, x0)
     if _needs_real_form(method, b):
-        return _by_real_form(name, method, A, b, x0, options, symmetric)
+        return _solve_real_form(name, method, A, b, x0, options, symmetric)
     operator, batch = check_system(name, A, b, x0, options, symmetric)
     layout = operator.layout if isinstance(operator, Blocks) else None
     columns = Columns(b.dim() == 1, batch, layout)
-    B, X0 = columns.into(b), None if x0 is None else columns.into(x0)
-    systems = systems_of(name, options, columns._replace(layout=None).into(b) if batch else b, layout)
+    B, X0 = columns.pack(b), None if x0 is None else columns.pack(x0)
+    systems = split_options(name, options, columns._replace(layout=None).pack(b) if batch else b, layout)
     for part_options, _ in systems:
         if symmetric and not method.flexible:
             check_symmetric(name, part_options.M)
-    Ms = [as_preconditioner(name, "M", part_options.M, part) for part_options, part in systems]
+    Ms = [make_preconditioner(name, "M", part_options.M, part) for part_options, part in systems]
     for part_options, part in systems:
-        as_preconditioner(name, "adjoint_M", part_options.adjoint_M, part)
-    shared, criterion = across.of(operator), ResidualNorm(options.rtol, options.atol)
+        make_preconditioner(name, "adjoint_M", part_options.adjoint_M, part)
+    shared, criterion = across.find_processes(operator), ResidualNorm(options.rtol, options.atol)
     rows = B.shape[-2] if shared is None else shared.rows
     reads = B.is_cpu or criterion.has_tolerance  # otherwise do not synchronize the device
     recorded = options.gradient != "implicit"
@@ -486,14 +486,14 @@ def solve(
         name,
         method,
         operator,
-        joined(layout, Ms),
+        combine_preconditioners(layout, Ms),
         criterion,
         10 * rows if options.maxiter is None else options.maxiter,
         columns,
         options.throw,
         options.gradient,
         options.callback,
-        checked_null_space(name, options.null_space, operator, B, layout, symmetric, reads),
+        check_null_space(name, options.null_space, operator, B, layout, symmetric, reads),
     )
 
     def adjoint_M() -> Any:
@@ -501,7 +501,7 @@ def solve(
             _adjoint_preconditioner(name, part_options, M, part, symmetric, needs_transposed_M)
             for (part_options, part), M in zip(systems, Ms, strict=True)
         ]
-        return joined(layout, turned)
+        return combine_preconditioners(layout, turned)
 
     if (
         not recorded
@@ -516,10 +516,10 @@ def solve(
         criterion = ResidualNorm(rtol, 0.0)  # no atol, since the right-hand side may have any size
         same = replace(problem, criterion=criterion, maxiter=maxiter, callback=None, transposed_M=adjoint_M)
         if problem.null is not None:
-            same.null = problem.null.of_derivatives
+            same.null = problem.null.derivative_space
         return same, B
 
-    solution = unrolled(problem, B, X0) if recorded else implicit(problem, B, X0, derived)
+    solution = unroll(problem, B, X0) if recorded else implicit(problem, B, X0, derived)
     if solution.x.is_cpu:  # would synchronize a device
         solution.seconds = time.perf_counter() - start
     return solution
@@ -529,7 +529,7 @@ def _needs_real_form(method: Method, b: Any) -> bool:
     return isinstance(b, Tensor) and b.is_complex() and not method.takes_complex
 
 
-def _by_real_form(
+def _solve_real_form(
     name: str, method: Method, A: Any, b: Any, x0: Any, options: Options, symmetric: bool
 ) -> Solution:
     if options.M is not None and not method.flexible:
@@ -554,13 +554,13 @@ def _adjoint_preconditioner(
     name: str, options: Options, M: Any, b: Tensor, symmetric: bool, needed: bool
 ) -> Callable[[Tensor], Tensor] | None:
     if options.adjoint_M is not None:
-        return as_preconditioner(name, "adjoint_M", options.adjoint_M, b)
+        return make_preconditioner(name, "adjoint_M", options.adjoint_M, b)
     if M is None or symmetric:
         return M
-    M = M.function if isinstance(M, Watched) else M
+    M = M.function if isinstance(M, DependencyGuard) else M
     if not isinstance(M, Applied):
         return M.T
-    T = M.transposed()
+    T = M.find_transpose()
     if T is None and needed:
         raise ValueError(
             f"{name}: the implicit gradient solves with the transpose of A and needs the transpose of M. Set "

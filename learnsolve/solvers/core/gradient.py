@@ -40,10 +40,10 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
-from learnsolve.matrix.cache import as_one, mapped, version
+from learnsolve.matrix.cache import run_as_operation, version, vmap_active
 from learnsolve.matrix.checks import full_precision
 from learnsolve.ops import across
-from learnsolve.ops.autograd import Nestable, keep_for_forward_mode, tracked
+from learnsolve.ops.autograd import Nestable, keep_for_forward_mode, needs_graph
 from learnsolve.solvers.core.operators import Function, Outcome
 from learnsolve.solvers.solution import Report, Solution
 
@@ -51,17 +51,17 @@ if TYPE_CHECKING:
     from learnsolve.solvers.core.problem import Problem
 
 
-def unrolled(problem: Problem, b: Tensor, x0: Tensor | None) -> Solution:
-    if any(mapped(t) for t in (b, x0, *problem.A.parameters) if t is not None):
+def unroll(problem: Problem, b: Tensor, x0: Tensor | None) -> Solution:
+    if any(vmap_active(t) for t in (b, x0, *problem.A.parameters) if t is not None):
         raise NotImplementedError(
             f'{problem.name}: vmap needs gradient="implicit", since the number of iterations depends on the '
             "data. Or make the mapped axis a batch axis of b or A.values"
         )
     out = problem.run(b, x0)
-    if (shared := across.of(problem.A)) is not None:
+    if (shared := across.find_processes(problem.A)) is not None:
         out = out._replace(norms=shared.shown(out.norms))
     if out.norms.shape[-2] == 1:
-        out = out._replace(x=with_zero_gradient(out.x, b, *problem.A.parameters))
+        out = out._replace(x=attach_zero_gradient(out.x, b, *problem.A.parameters))
     return problem.reported(out)
 
 
@@ -70,7 +70,7 @@ def implicit(
 ) -> Solution:
     """`derived`() returns the problem that derivatives solve, and its right-hand side."""
     report, parameters = Report(), problem.A.parameters
-    if transformed():
+    if transforms_active():
         ended = Report()
         out = Outcome(*Solve.apply(problem, ended, b, x0, *parameters))  # type: ignore[misc]
         if (plain := ended.solution) is not None:
@@ -79,9 +79,9 @@ def implicit(
         with torch.set_grad_enabled(False):  # half the time of no_grad()
             out = problem.run(b, x0)
         plain = problem.reported(out)
-        if not tracked(b, *parameters):
+        if not needs_graph(b, *parameters):
             return plain
-    if tracked(b, *parameters):
+    if needs_graph(b, *parameters):
         again, right = derived()
         if x0 is None or not again.keeps_b:
             x = Implicit.apply(again, report, out.x, right, *parameters)
@@ -94,16 +94,16 @@ def implicit(
     return problem.solution(out, report)
 
 
-def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
+def attach_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
     """x, with zero gradients for the `others` that require grad, so that backward works even if no iteration
     ran."""
     for t in others:
-        if tracked(t):
+        if needs_graph(t):
             x = x + torch.where(torch.zeros_like(t, dtype=torch.bool), t, 0).sum()
     return x
 
 
-def transformed() -> bool:
+def transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
@@ -117,7 +117,7 @@ class Solve(Nestable):
             ended.solution = problem.reported(out)
             return out[:3]
 
-        return as_one(run, (b, *parameters), (-2,))
+        return run_as_operation(run, (b, *parameters), (-2,))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -135,7 +135,7 @@ class Solve(Nestable):
     @staticmethod
     def vmap(info, in_dims, problem, report, b, x0, *parameters):
         b, x0 = _dense_first(b, in_dims[2], info.batch_size), _dense_first(x0, in_dims[3], info.batch_size)
-        problem, parameters = _mapped(problem, b, parameters, in_dims[4:])
+        problem, parameters = _batch_problem(problem, b, parameters, in_dims[4:])
         return Solve.apply(problem, report, b, x0, *parameters), (0, 0, 0)
 
 
@@ -169,7 +169,7 @@ class Implicit(Nestable):
     @staticmethod
     def vmap(info, in_dims, problem, report, x, b, *parameters):
         x, b = _dense_first(x, in_dims[2], info.batch_size), _dense_first(b, in_dims[3], info.batch_size)
-        problem, parameters = _mapped(problem, b, parameters, in_dims[4:])
+        problem, parameters = _batch_problem(problem, b, parameters, in_dims[4:])
         return Implicit.apply(problem, report, x, b, *parameters), 0
 
 
@@ -180,7 +180,7 @@ def _dense_first(t: Any, axis: int | None, n: int) -> Any:
     return t.expand((n, *t.shape)) if axis is None else t.movedim(axis, 0)
 
 
-def _mapped(
+def _batch_problem(
     problem: Problem, b: Tensor, parameters: tuple[Tensor, ...], axes: tuple
 ) -> tuple[Problem, tuple[Tensor, ...]]:
     """The problem of all systems, and the parameters that it takes."""
@@ -193,14 +193,14 @@ def _mapped(
         )
     core = problem.A.core()
     if core is None:
-        return replace(problem, A=problem.A.mapped(axes)), parameters
+        return replace(problem, A=problem.A.add_batch_axis(axes)), parameters
     (values,), (axis,) = parameters, axes
     values = values.movedim(axis, 0)
     missing = b.dim() - 2 - (values.dim() - core)  # batch axes of b that A lacks
     return problem, (values.reshape(values.shape[0], *[1] * missing, *values.shape[1:]),)
 
 
-def in_segments(loop: Any, progress: Any, maxiter: int) -> tuple[Any, list[Tensor]]:
+def run_segments(loop: Any, progress: Any, maxiter: int) -> tuple[Any, list[Tensor]]:
     """Up to `maxiter` iterations of a `_Loop` (loop.py), in segments of 1, 2, 3, ... of them; their norms."""
     done, length, norms = 0, 1, []
     kind, make = type(progress), type(progress.state)
@@ -208,7 +208,7 @@ def in_segments(loop: Any, progress: Any, maxiter: int) -> tuple[Any, list[Tenso
     while done < maxiter and runs:
         segment = _Segment(loop, kind, make, min(length, maxiter - done), done)
         state, *rest = progress
-        *ended, history = repeated(loop.system.name, segment, loop.b, *rest, *state)
+        *ended, history = checkpoint_run(loop.system.name, segment, loop.b, *rest, *state)
         progress, runs = kind(make(*ended[4:]), *ended[:4]), segment.runs
         norms.append(history)
         done += history.shape[-2]
@@ -227,7 +227,7 @@ class _Segment:
     def __call__(self, _: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         rest, state = tensors[:4], tensors[4:]
         progress = self.kind(self.make(*state), *rest)
-        with across.over(self.across):
+        with across.include_processes(self.across):
             ended, history, self.runs = self.loop.run(self.count, self.done, progress, replay=not self.first)
         if self.first and self.loop.callback is not None:
             self.count = len(history)  # a callback may have stopped it; the repetition does not call it
@@ -235,17 +235,17 @@ class _Segment:
         return (*ended[1:], *ended.state, torch.cat(history, dim=-2))
 
 
-def repeated(function: str, run: Callable[..., tuple], *tensors: Tensor | None) -> Any:
+def checkpoint_run(function: str, run: Callable[..., tuple], *tensors: Tensor | None) -> Any:
     """run(*tensors), whose last result is the residual norms, (..., iterations, k). The backward pass repeats
     it, and an error names `function`."""
     if torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled():
         return checkpoint(run, *tensors, use_reentrant=False)
     # The repetition runs to the end, so that its last norms are compared too.
     with set_checkpoint_early_stop(False):
-        return checkpoint(_Repeated(function, run), *tensors, use_reentrant=False)
+        return checkpoint(_Recomputation(function, run), *tensors, use_reentrant=False)
 
 
-class _Repeated:
+class _Recomputation:
     def __init__(self, function: str, run: Callable[..., tuple]):
         self.function, self.run = function, run
         self.versions: list[int] = []
@@ -253,7 +253,7 @@ class _Repeated:
 
     def __call__(self, *tensors: Tensor | None) -> tuple:
         if self.norms is None:
-            with _watching_saved(lambda t: self.versions.append(version(t))):
+            with _watch_saved_tensors(lambda t: self.versions.append(version(t))):
                 results = self.run(*tensors)
             self.norms = results[-1].detach()
             return results
@@ -264,7 +264,7 @@ class _Repeated:
                 raise self.error()
 
         try:
-            with _watching_saved(compare):
+            with _watch_saved_tensors(compare):
                 results = self.run(*tensors)
         except CheckpointError:
             raise self.error() from None
@@ -283,17 +283,17 @@ class _Repeated:
 
 
 @contextmanager
-def _watching_saved(call: Callable[[Tensor], None]) -> Iterator[None]:
+def _watch_saved_tensors(call: Callable[[Tensor], None]) -> Iterator[None]:
     """Calls `call` with every tensor that autograd saves, before the hooks of the checkpoint."""
     hooks = _top_saved_tensors_default_hooks(True)
     assert hooks is not None
     pack, unpack = hooks
 
-    def pack_watched(t: Tensor) -> Any:
+    def pack_and_watch(t: Tensor) -> Any:
         call(t)
         return pack(t)
 
-    with saved_tensors_hooks(pack_watched, unpack):
+    with saved_tensors_hooks(pack_and_watch, unpack):
         yield
 
 

@@ -1,9 +1,9 @@
 """The loop of every iterative method. It decides when a column stops, is judged by its true residual,
 restarts, stagnates or fails, and sets status codes, norms and histories. Exceptions: a fixed number of
-iterations of cg that autograd records is one operation (`at_once`), and so is a fixed number of steps of a
-stationary method, which does not use this loop. The codes of the outcome are corrected in two places: in
-`explained` for failures that no iteration shows, and in problem.py for digits that the caller's units cannot
-represent.
+iterations of cg that autograd records is one operation (`run_fixed_number`), and so is a fixed number of
+steps of a stationary method, which does not use this loop. The codes of the outcome are corrected in two
+places: in `explain_failures` for failures that no iteration shows, and in problem.py for digits that the
+caller's units cannot represent.
 
 A method is two functions on blocks of columns (..., n, k):
 
@@ -43,16 +43,16 @@ from learnsolve.ops.across import rows
 from learnsolve.ops.operators import Between
 from learnsolve.ops.sweeps import residual_norm
 from learnsolve.solvers.core.advance import (
+    AWAITS_CHECK,
     LOOP_SCHEDULE,
-    STANDS,
-    at_once,
-    columns_of,
     fitting,
     gaps,
+    run_fixed_number,
     side_by_side,
+    split_columns,
     tiles,
 )
-from learnsolve.solvers.core.gradient import in_segments
+from learnsolve.solvers.core.gradient import run_segments
 from learnsolve.solvers.core.operators import (
     Matrix,
     Outcome,
@@ -122,7 +122,7 @@ def users_frame() -> int:
 _OURS = {"learnsolve", "torch"}
 
 
-def explained(system: System, out: Outcome) -> Outcome:
+def explain_failures(system: System, out: Outcome) -> Outcome:
     """The outcome with codes for columns that failed for a reason that no single iteration shows, and a note
     on them."""
     return out if worst(out.codes) <= CODE[Status.CONVERGED] else _reasons(system, out)
@@ -207,8 +207,8 @@ def _least_residual(A: Any, At: Any, b: Tensor) -> Tensor:
     return r
 
 
-# Iterations from one `mended` to the next on a device, where it costs as much as two steps.
-_MENDED_EVERY = 8
+# Iterations from one `restart_inaccurate` to the next on a device, where it costs as much as two steps.
+_ACCURACY_INTERVAL = 8
 # For all columns, until one has been measured or restarted.
 _INFINITE, _NONE = torch.tensor(torch.inf, device="cpu"), torch.tensor(False, device="cpu")
 
@@ -235,7 +235,7 @@ class Method:
         """The products with A and A^T."""
         return iterations
 
-    def doubts(self, state: Any, running: Tensor) -> Tensor | None:
+    def is_inaccurate(self, state: Any, running: Tensor) -> Tensor | None:
         """Whether rounding errors may have outgrown r, (..., 1, k), for recurrences that are not reliable."""
         return None
 
@@ -243,7 +243,9 @@ class Method:
         """Whether they have."""
         raise NotImplementedError
 
-    def mended(self, A: Any, M: Any, b: Tensor, old: Any, new: Any, doubt: Tensor) -> tuple[Any, Tensor]:
+    def restart_inaccurate(
+        self, A: Any, M: Any, b: Tensor, old: Any, new: Any, doubt: Tensor
+    ) -> tuple[Any, Tensor]:
         """The state and the trouble of a step in `doubt`."""
         raise NotImplementedError
 
@@ -252,13 +254,13 @@ class _Progress(NamedTuple):
     """Everything that changes from one iteration to the next."""
 
     state: Any
-    codes: Tensor  # (..., 1, k), 0 while a column runs, STANDS while it waits to be judged
+    codes: Tensor  # (..., 1, k), 0 while a column runs, AWAITS_CHECK while it waits to be judged
     norm: Tensor  # (..., 1, k)
     best: Tensor  # (..., 1, k), the smallest value that the criterion measured (`Schedule`)
     restarted: Tensor  # (..., 1, k), whether it has restarted from its true residual
 
 
-class _Stretch(NamedTuple):
+class _StepResult(NamedTuple):
     """The result of one iteration or one compiled call."""
 
     progress: _Progress
@@ -272,14 +274,14 @@ class _Stretch(NamedTuple):
         n = self.iterations
         return self.norms if n == self.norms.shape[-2] else self.norms.narrow(-2, 0, n)
 
-    def without_state(self) -> _Stretch:
+    def without_state(self) -> _StepResult:
         return self._replace(progress=self.progress._replace(state=None))
 
-    def with_true(self, true: Tensor, every: bool) -> _Stretch:
+    def correct_norms(self, true: Tensor, every: bool) -> _StepResult:
         """With the true residual norm, from the iteration where a column stopped. `every`: all have
         stopped."""
         if isinstance(self.when, Tensor) and self.when.numel() > 1:
-            waiting = self.progress.codes == STANDS
+            waiting = self.progress.codes == AWAITS_CHECK
             norms = self.history()
             rows = torch.arange(
                 self.first + 1, self.first + 1 + self.iterations, device=true.device
@@ -290,17 +292,19 @@ class _Stretch(NamedTuple):
         else:
             last = true
             if not every:
-                last = torch.where(self.progress.codes == STANDS, true, self.norms.narrow(-2, before, 1))
+                last = torch.where(
+                    self.progress.codes == AWAITS_CHECK, true, self.norms.narrow(-2, before, 1)
+                )
             norms = torch.cat((self.norms.narrow(-2, 0, before), last), -2) if before else last
-        return _Stretch(self.progress, norms, *self[2:])
+        return _StepResult(self.progress, norms, *self[2:])
 
-    def ended(self) -> _Stretch:
+    def trim(self) -> _StepResult:
         """Without the iterations after all columns have stopped."""
         if self.when is None:
             return self
         last = self.when if isinstance(self.when, int) else max(_values(self.when), default=0)
         iterations = max(min(last - self.first, self.iterations), 0)
-        return _Stretch(self.progress, self.norms, self.first, iterations, self.when)
+        return _StepResult(self.progress, self.norms, self.first, iterations, self.when)
 
 
 def iterate(method: Method, system: System, maxiter: int, gradient: str = "implicit") -> Outcome:
@@ -311,13 +315,13 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
     On a CUDA device, with a criterion without a tolerance and no callback, the host never synchronizes: a
     column at the rounding level stops there, whereas on the CPU it restarts."""
     outs: list[Outcome] = []
-    for part in columns_of(system, tiles(method, system, gradient)):
-        out = at_once(method, part, maxiter, gradient)
+    for part in split_columns(system, tiles(method, system, gradient)):
+        out = run_fixed_number(method, part, maxiter, gradient)
         if out is None:
             loop = _Loop(method, part, gradient)
             progress = loop.begin()
             if gradient == "checkpointed":
-                (progress, norms), runs = in_segments(loop, progress, maxiter), True
+                (progress, norms), runs = run_segments(loop, progress, maxiter), True
             else:
                 progress, norms, runs = loop.run(maxiter, 0, progress)
             codes = progress.codes
@@ -327,7 +331,7 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
             out = Outcome(x, torch.cat((loop.first, *norms), -2), codes, "", loop.backend)
         outs.append(out)
     out = side_by_side(outs)
-    return explained(system, out) if system.criterion.has_tolerance else out
+    return explain_failures(system, out) if system.criterion.has_tolerance else out
 
 
 def _values(codes: Tensor) -> Any:
@@ -344,13 +348,13 @@ class _Loop:
         self.method = method
         self.system = system
         self.A, self.M, self.b, self.criterion = system.A, system.M, system.b, system.criterion
-        self.callback, self.unattended = system.callback, system.unattended
+        self.callback, self.is_asynchronous = system.callback, system.is_asynchronous
         self.on_device = self.b.is_cuda
         # A callback runs after every iteration. A backward that repeats a segment repeats its checks.
         self.gap = gaps() if self.on_device and self.callback is None else lambda done: 1
         self.compiled = fitting(method, system, gradient)
         self.backend = EAGER if self.compiled is None else self.compiled.backend
-        self.due = LOOP_SCHEDULE if self.compiled is None else self.compiled.due
+        self.schedule = LOOP_SCHEDULE if self.compiled is None else self.compiled.schedule
 
     def begin(self) -> _Progress:
         A, b, x0 = self.A, self.b, self.system.x0
@@ -373,13 +377,13 @@ class _Loop:
 
     def runs(self, progress: _Progress) -> tuple[bool, bool]:
         """Whether some column runs, and whether certainly all do."""
-        values = [0] if self.unattended else _values(progress.codes)
+        values = [0] if self.is_asynchronous else _values(progress.codes)
         return 0 in values, not self.on_device and not any(values)
 
     def start(self, x: Tensor, r: Tensor, running: Tensor) -> Any:
-        return self.method.start(self.A, self.guarded(running), x, r, running)
+        return self.method.start(self.A, self.guard_preconditioner(running), x, r, running)
 
-    def guarded(self, running: Tensor) -> Any:
+    def guard_preconditioner(self, running: Tensor) -> Any:
         """M for columns that run. For the others M might be applied to 0, where a nonlinear M may not be
         differentiable. They are replaced by a vector of norm one, and their results by zeros."""
         preconditioner = self.M
@@ -400,26 +404,26 @@ class _Loop:
         history: list[Tensor] = []
         runs, every, end = *self.runs(progress), done + count
         while done < end and runs:
-            stretches: list[_Stretch] = []
+            stretches: list[_StepResult] = []
             if (compiled := self.compiled) is not None:
-                most = end - done if self.criterion.fixed else min(end, self.due.after(done)) - done
+                most = end - done if self.criterion.fixed else min(end, self.schedule.after(done)) - done
                 advanced = compiled(progress.state, most, done, None if every else progress.codes == 0)
                 if advanced[1].shape[-2]:
-                    stretches = [self.advanced(progress, every, done, *advanced)]
+                    stretches = [self.record_advance(progress, every, done, *advanced)]
             steps = 0
             if not stretches:
-                steps = end - done if self.unattended else min(self.gap(done), end - done)
+                steps = end - done if self.is_asynchronous else min(self.gap(done), end - done)
             for i in range(steps):
-                progress = self.stepped(progress, done + i + 1)
-                if stretches and (self.unattended or not progress.norm.requires_grad):
+                progress = self.step(progress, done + i + 1)
+                if stretches and (self.is_asynchronous or not progress.norm.requires_grad):
                     stretches[-1] = stretches[-1].without_state()  # not needed any more
-                stretches.append(_Stretch(progress, progress.norm, done + i))
-            if not self.unattended:
-                stretches, waiting, runs, alike = self.checked(stretches)
+                stretches.append(_StepResult(progress, progress.norm, done + i))
+            if not self.is_asynchronous:
+                stretches, waiting, runs, alike = self.inspect(stretches)
                 every = alike and runs
                 if waiting:  # the recurrence for r may have drifted from b - A x
                     r = self.b - self.A(stretches[-1].progress.state.x)
-                    stretches, runs = self.judged(stretches, r, alike)
+                    stretches, runs = self.verify_convergence(stretches, r, alike)
             progress = stretches[-1].progress
             for stretch in stretches:
                 history.append(stretch.history())
@@ -429,16 +433,16 @@ class _Loop:
                 runs = runs and not stops
         return progress, history, runs
 
-    def stepped(self, progress: _Progress, number: int) -> _Progress:
+    def step(self, progress: _Progress, number: int) -> _Progress:
         """Iteration `number`."""
         state, codes, norm, best, restarted = progress
         running = codes == 0
-        M = self.guarded(running)
+        M = self.guard_preconditioner(running)
         new, trouble = self.method.step(self.A, M, self.b, state, running)
-        if not self.on_device or number % _MENDED_EVERY == 0:
-            doubt = self.method.doubts(new, running)
+        if not self.on_device or number % _ACCURACY_INTERVAL == 0:
+            doubt = self.method.is_inaccurate(new, running)
             if doubt is not None and (self.on_device or doubt.any()):
-                new, more = self.method.mended(self.A, M, self.b, state, new, doubt)
+                new, more = self.method.restart_inaccurate(self.A, M, self.b, state, new, doubt)
                 trouble = torch.where(trouble == 0, more, trouble)
         codes = torch.where(running, trouble, codes)
         new_norm = residual_norm(new.r, -2, keepdim=True)
@@ -450,9 +454,9 @@ class _Loop:
             kept = {k: torch.where(moved, now[k], before[k]) for k in ("x", "r", *self.criterion.reads)}
             new = new._replace(**kept)
             new_norm = torch.where(moved, new_norm, norm)
-        return self.classified(_Progress(new, codes, new_norm, best, restarted), number)
+        return self.classify(_Progress(new, codes, new_norm, best, restarted), number)
 
-    def advanced(
+    def record_advance(
         self,
         progress: _Progress,
         every: bool,
@@ -460,13 +464,13 @@ class _Loop:
         state: Any,
         norms: Tensor,
         stops: tuple[Tensor, Tensor | int] | None,
-    ) -> _Stretch:
+    ) -> _StepResult:
         """The iterations of a compiled call. `every`: all columns were running before it."""
         ran = norms.shape[-2]
         number = done + ran
         if stops is None:
             progress = progress._replace(state=state, norm=norms.narrow(-2, ran - 1, 1))
-            return _Stretch(self.classified(progress, number), norms, done, ran)
+            return _StepResult(self.classify(progress, number), norms, done, ran)
         codes, when = stops
         _, codes_before, norm, best, restarted = progress
         if not every:
@@ -474,49 +478,55 @@ class _Loop:
             norms = torch.where(running, norms, norm)
             codes = torch.where(running, codes, codes_before)
         progress = _Progress(state, codes, norms.narrow(-2, ran - 1, 1), best, restarted)
-        if not self.criterion.fixed and number in self.due:
-            progress = self.measured(progress)
-        return _Stretch(progress, norms, done, ran, when)
+        if not self.criterion.fixed and number in self.schedule:
+            progress = self.stop_stagnation(progress)
+        return _StepResult(progress, norms, done, ran, when)
 
-    def classified(self, progress: _Progress, number: int) -> _Progress:
+    def classify(self, progress: _Progress, number: int) -> _Progress:
         """Mark the columns that seem done or have failed after iteration `number`."""
         state, codes, norm, *_ = progress
         moved, known = codes == 0, norm.detach()
         waiting = moved & self.criterion.seems_done(state, known)
-        codes = torch.where(waiting, CODE[Status.MAX_ITERATIONS] if self.unattended else STANDS, codes)
+        codes = torch.where(
+            waiting, CODE[Status.MAX_ITERATIONS] if self.is_asynchronous else AWAITS_CHECK, codes
+        )
         lost = self.criterion.failure(state, known)
         progress = progress._replace(codes=torch.where(moved & ~waiting, lost, codes))
-        return self.measured(progress) if not self.criterion.fixed and number in self.due else progress
+        return (
+            self.stop_stagnation(progress)
+            if not self.criterion.fixed and number in self.schedule
+            else progress
+        )
 
-    def measured(self, progress: _Progress) -> _Progress:
+    def stop_stagnation(self, progress: _Progress) -> _Progress:
         """Stop the columns that stagnate (`Schedule`) and set their true norm."""
         state, codes, norm, best, restarted = progress
         r = self.b - self.A(state.x)
         true = residual_norm(r, -2, keepdim=True)
         with torch.no_grad():
-            reached, level = self.criterion.reached(self.A, self.b, state.x.detach(), r.detach())
+            reached, level = self.criterion.measure(self.A, self.b, state.x.detach(), r.detach())
             done = self.criterion.is_done(self.A, state, r.detach(), true.detach())
         # A waiting column restarts from its true residual whenever it only seemed done.
-        stalled = (codes == 0) | ((codes == STANDS) & ~done)
+        stalled = (codes == 0) | ((codes == AWAITS_CHECK) & ~done)
         stalled = stalled & (reached <= level) & (reached > 0.5 * best)
         restart = stalled & (codes == 0) & ~restarted & (norm.detach() < 0.5 * true.detach())
         if self.on_device:
             restart = torch.zeros_like(restart)  # finding out would synchronize the device
         elif restart.any():
-            state = self.released(state)
+            state = self.export_state(state)
             new = self.start(state.x, torch.where(restart, r, state.r), restart)
-            state, restart = self.started(state, new, restart)
+            state, restart = self.replace_columns(state, new, restart)
         stagnated = stalled & ~restart
         codes = torch.where(stagnated, CODE[Status.STAGNATED], codes)
         norm = torch.where(stalled, true, norm)
         return _Progress(state, codes, norm, torch.minimum(best, reached), restart)
 
-    def checked(self, stretches: list[_Stretch]) -> tuple[list[_Stretch], bool, bool, bool]:
+    def inspect(self, stretches: list[_StepResult]) -> tuple[list[_StepResult], bool, bool, bool]:
         """The iterations with at least one active column, whether some columns wait, whether some run, and
         whether all certainly do the same."""
         alike = False
         if self.on_device:  # a single read
-            stands = stretches[-1].progress.codes == STANDS
+            stands = stretches[-1].progress.codes == AWAITS_CHECK
             ran = [(stretch.progress.codes == 0).any() for stretch in stretches]
             *ran, waiting = torch.stack((*ran, stands.any())).tolist()
             runs = ran[-1]
@@ -526,51 +536,53 @@ class _Loop:
                 stretches[-1] = last
         else:
             values = _values(stretches[-1].progress.codes)
-            waiting, runs, alike = STANDS in values, 0 in values, len(set(values)) == 1
+            waiting, runs, alike = AWAITS_CHECK in values, 0 in values, len(set(values)) == 1
         if not runs:
-            stretches[-1] = stretches[-1].ended()
+            stretches[-1] = stretches[-1].trim()
         return stretches, waiting, runs, alike
 
-    def judged(self, stretches: list[_Stretch], r: Tensor, every: bool) -> tuple[list[_Stretch], bool]:
+    def verify_convergence(
+        self, stretches: list[_StepResult], r: Tensor, every: bool
+    ) -> tuple[list[_StepResult], bool]:
         """Judge waiting columns, some or `every` one, by the true residual r. Columns that have not converged
         restart from it."""
         state, codes, norm, best, restarted = stretches[-1].progress
         true = residual_norm(r, -2, keepdim=True)
         known = true.detach()
-        stretches = [stretch.with_true(true, every) for stretch in stretches]
+        stretches = [stretch.correct_norms(true, every) for stretch in stretches]
         holds = self.criterion.is_done(self.A, state, r.detach(), known)
         if every and all(_values(holds)):  # the usual case: nothing else to decide
             progress = _Progress(state, holds.long(), true, best, restarted)
-            return [_Stretch(progress, *stretches[-1][1:])], False
+            return [_StepResult(progress, *stretches[-1][1:])], False
         lost = self.criterion.failure(state, known).masked_fill(holds, CODE[Status.CONVERGED])
         lost = torch.where(known < torch.inf, lost, CODE[Status.NON_FINITE])
-        waiting = codes == STANDS
+        waiting = codes == AWAITS_CHECK
         codes = torch.where(waiting, lost, codes)
         running = codes == 0
         restarted = waiting & running
         runs = 0 in _values(codes)
         if runs and bool(restarted.any()):
-            state = self.released(state)
+            state = self.export_state(state)
             new = self.start(state.x, torch.where(restarted, r, state.r), running)
             # All columns restart if the state and a fresh one differ in size.
-            state, started = self.started(state, new, restarted)
+            state, started = self.replace_columns(state, new, restarted)
             state = state if bool(started.any()) else new
         progress = _Progress(state, codes, torch.where(waiting, true, norm), best, restarted)
         return [*stretches[:-1], stretches[-1]._replace(progress=progress)], runs
 
-    def started(self, state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
+    def replace_columns(self, state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
         """`state` with some columns replaced by `new`, or none if it is not columns, or sizes differ."""
         pairs = [*zip(state, new, strict=True)] if self.method.in_columns else []
         if not pairs or not all(t.shape == f.shape and t.dim() >= 2 for t, f in pairs):
             return state, torch.zeros_like(where)
         return type(state)(*(torch.where(where, f, t) for t, f in pairs)), where
 
-    def released(self, state: Any) -> Any:
+    def export_state(self, state: Any) -> Any:
         """The state of the method, when compiled code with its own state hands over."""
         if self.compiled is None or self.compiled.start is None:
             return state
-        compiled, self.compiled, self.due = self.compiled, None, LOOP_SCHEDULE
-        return compiled.released(state)
+        compiled, self.compiled, self.schedule = self.compiled, None, LOOP_SCHEDULE
+        return compiled.export_state(state)
 
     def notify(self, callback: Callable, iteration: int, progress: _Progress) -> tuple[_Progress, bool]:
         state, codes, norm, *_ = progress

@@ -22,12 +22,11 @@ from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops import complex_values, structure
-from learnsolve.ops.across import across
-from learnsolve.ops.across import of as of_processes
-from learnsolve.ops.autograd import Nestable, tracked
+from learnsolve.ops.across import across, find_processes
+from learnsolve.ops.autograd import Nestable, needs_graph
 from learnsolve.ops.blocks import BlockBatch, Layout
 from learnsolve.ops.operators import LinearOperator, Map
-from learnsolve.ops.products import SPLIT, dots, product, sampled, scaled
+from learnsolve.ops.products import SPLIT, dots, multiply_columns, product, sddmm_values
 from learnsolve.ops.program import Operand
 from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import EAGER, Iteration
@@ -53,15 +52,15 @@ def divide(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
     """a / b where `where` holds and b is not zero, else 0. Its derivatives there are 0 too, not NaN."""
     good = where & (b != 0)
     if a.numel() >= SPLIT and a.numel() > b.numel():  # the gradient for b is then a dot
-        return scaled(torch.where(good, 1, 0) / torch.where(good, b, 1), torch.where(good, a, 0))
+        return multiply_columns(torch.where(good, 1, 0) / torch.where(good, b, 1), torch.where(good, a, 0))
     return torch.where(good, a, 0) / torch.where(good, b, 1)
 
 
-def add_scaled(u: Tensor, a: Tensor, v: Tensor) -> Tensor:
+def axpy(u: Tensor, a: Tensor, v: Tensor) -> Tensor:
     """u + a o v, in one pass for complex numbers, which no compiled loop supports."""
-    if u.is_complex() and not tracked(u, a, v):
+    if u.is_complex() and not needs_graph(u, a, v):
         return torch.addcmul(u, a.to(u.dtype), v)
-    return u + scaled(a, v)
+    return u + multiply_columns(a, v)
 
 
 def root(t: Tensor) -> Tensor:
@@ -103,7 +102,7 @@ def size(u: Tensor) -> Tensor:
     return square(u).sqrt()
 
 
-def extended(vectors: Tensor, j: int, v: Tensor, most: int) -> Tensor:
+def store_vector(vectors: Tensor, j: int, v: Tensor, most: int) -> Tensor:
     """The vectors with v as number j. Copies of all are made where autograd records, else when room ends."""
     if torch.is_grad_enabled():
         return torch.cat((vectors, v.unsqueeze(0)))
@@ -144,7 +143,7 @@ class System:
         return size(self.b)
 
     @property
-    def unattended(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """A device runs all iterations and the host does not wait for it."""
         return self.b.is_cuda and self.criterion.fixed and self.callback is None
 
@@ -164,15 +163,15 @@ class Columns(NamedTuple):
     batch: torch.Size = torch.Size()  # of A
     layout: Layout | None = None  # of the blocks of a BlockBatch
 
-    def into(self, t: Tensor) -> Tensor:
+    def pack(self, t: Tensor) -> Tensor:
         t = t.unsqueeze(-1) if self.vector else t
         if self.batch:
             t = t.expand(torch.broadcast_shapes(self.batch, t.shape[:-2]) + t.shape[-2:])
-        return t if self.layout is None else self.layout.padded(t)
+        return t if self.layout is None else self.layout.pad(t)
 
-    def out_of(self, x: Tensor, *of_columns: Tensor) -> tuple[Any, ...]:
+    def unpack(self, x: Tensor, *of_columns: Tensor) -> tuple[Any, ...]:
         """x, the values per column (..., k), and the axis of the rows in (..., rows, k)."""
-        x = x if self.layout is None else self.layout.joined(x)
+        x = x if self.layout is None else self.layout.unpad(x)
         if self.vector and x.dim() == 2:  # under vmap it has a batch axis
             return x.squeeze(-1), *[t.squeeze(-1) for t in of_columns], -1
         return x, *of_columns, -2
@@ -181,7 +180,7 @@ class Columns(NamedTuple):
         """The callback for blocks of columns."""
         if callback is None or (self.layout is None and not self.vector):
             return callback
-        return lambda at: callback(Iteration(at.iteration, *self.out_of(*at[1:])[:-1]))
+        return lambda at: callback(Iteration(at.iteration, *self.unpack(*at[1:])[:-1]))
 
 
 Edge = tuple[Any, int]  # a node of autograd's graph, and the index of its result
@@ -240,7 +239,7 @@ class Function(LinearOperator):
         raise self._cannot()
 
 
-class Watched:
+class DependencyGuard:
     """A function of blocks of columns that raises `error` if its first result depends on tensors that require
     grad, other than by way of those that `named` returns."""
 
@@ -298,7 +297,7 @@ def _edge(t: Tensor) -> Edge:
     return get_gradient_edge(t)[:2]
 
 
-def _reached(starts: Iterable[Edge], ends: Collection[Edge]) -> tuple[set[Edge], bool]:
+def _find_upstream(starts: Iterable[Edge], ends: Collection[Edge]) -> tuple[set[Edge], bool]:
     """The ends upstream of the starts (the search stops at them), and whether there is another leaf."""
     met, other = set(), False
     nodes, todo = set(), list(starts)
@@ -315,7 +314,7 @@ def _reached(starts: Iterable[Edge], ends: Collection[Edge]) -> tuple[set[Edge],
 
 def depends_on_others(y: Tensor, named: Sequence[Tensor]) -> bool:
     """Whether y depends on a leaf that requires grad other than through a named tensor."""
-    return y.requires_grad and _reached([_edge(y)], {_edge(t) for t in named if t.requires_grad})[1]
+    return y.requires_grad and _find_upstream([_edge(y)], {_edge(t) for t in named if t.requires_grad})[1]
 
 
 def leaves(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -340,7 +339,7 @@ def partial_derivatives(y: Tensor, inputs: Sequence[Tensor], create_graph: bool)
     sign. An input that occurs twice has its derivative once.
     """
     left = {_edge(t): t for t in inputs} if y.requires_grad else {}
-    upstream = {edge: _reached(edge[0].next_functions, left)[0] for edge in left}
+    upstream = {edge: _find_upstream(edge[0].next_functions, left)[0] for edge in left}
     partials: dict[Edge, Tensor] = {}
     outputs, weights = [y], [torch.ones_like(y)]
     while left:
@@ -359,7 +358,7 @@ def partial_derivatives(y: Tensor, inputs: Sequence[Tensor], create_graph: bool)
     )
 
 
-def on_columns(
+def wrap_callable(
     function: str, name: str, f: Callable[..., Any], vector: bool, square: bool
 ) -> Callable[[Tensor], Tensor]:
     """Callables receive what the user passed, a vector if b is one, and must return a tensor of the same
@@ -386,7 +385,7 @@ def on_columns(
     return apply
 
 
-def on_host(
+def wrap_scipy_operator(
     function: str, name: str, A: scipy.sparse.linalg.LinearOperator, complex: bool = False
 ) -> Callable[..., Tensor]:
     """Products with a SciPy operator, or its transpose, as a function of blocks of columns."""
@@ -414,7 +413,7 @@ def on_host(
 
 
 def hosted(function: str, name: str, A: scipy.sparse.linalg.LinearOperator, b: Tensor) -> Function:
-    forward = on_host(function, name, A, b.is_complex())
+    forward = wrap_scipy_operator(function, name, A, b.is_complex())
     return Function(function, forward, lambda x: forward(x, True), ())
 
 
@@ -466,7 +465,7 @@ class Matrix(LinearOperator):
 
     def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
         u, w = (x, y) if self.transpose else (y, x)
-        return (conjugate(sampled(u, w, self.A.pattern).sum_to_size(self.A.values.shape)),)
+        return (conjugate(sddmm_values(u, w, self.A.pattern).sum_to_size(self.A.values.shape)),)
 
     def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
         assert tangents[0] is not None
@@ -485,7 +484,7 @@ class Matrix(LinearOperator):
     def core(self) -> int:
         return 1
 
-    def divided(self, unit: Tensor) -> Matrix:
+    def divide_entries(self, unit: Tensor) -> Matrix:
         """Divide all entries by one scalar per matrix, (..., 1, 1)."""
         return Matrix(self.A.with_values(self.A.values / unit.squeeze(-1)), self.transpose)
 
@@ -493,8 +492,9 @@ class Matrix(LinearOperator):
 class Blocks(LinearOperator):
     """A `BlockBatch`, one system per block, on vectors padded with zeros to the size of the largest.
 
-    With E the 0/1 matrix that pads, the operator is E A E^T and M is E M E^T (`Padded`): padding stays zero
-    in every method, and a method computes each of its per-column values once per block, (..., B, 1, k).
+    With E the 0/1 matrix that pads, the operator is E A E^T and M is E M E^T (`PaddedPreconditioner`).
+    Padding stays zero in every method, and a method computes each of its per-column values once per block,
+    (..., B, 1, k).
     """
 
     watched = False
@@ -503,24 +503,24 @@ class Blocks(LinearOperator):
         self.batch, self.layout, self.inner = A, A._layout, inner
         self.parameters = inner.parameters
 
-    def _with(self, inner: Matrix) -> Blocks:
+    def _replace_inner(self, inner: Matrix) -> Blocks:
         return Blocks(self.batch, inner)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.layout.padded(self.inner(self.layout.joined(x)))
+        return self.layout.pad(self.inner(self.layout.unpad(x)))
 
     @property
     def T(self) -> Blocks:
-        return self._with(self.inner.T)
+        return self._replace_inner(self.inner.T)
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Blocks:
-        return self._with(self.inner.with_parameters(parameters))
+        return self._replace_inner(self.inner.with_parameters(parameters))
 
     def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-        return self.inner.pullback(self.layout.joined(y), self.layout.joined(x))
+        return self.inner.pullback(self.layout.unpad(y), self.layout.unpad(x))
 
     def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
-        return self.layout.padded(self.inner.pushforward(self.layout.joined(x), tangents))
+        return self.layout.pad(self.inner.pushforward(self.layout.unpad(x), tangents))
 
     def largest_entry(self) -> Tensor | None:
         values = self.inner.A.values.detach()
@@ -532,10 +532,10 @@ class Blocks(LinearOperator):
         return largest.scatter_reduce(-1, of.expand(values.shape), values, "amax")[..., None, None]
 
     def magnitude(self, x: Tensor) -> Tensor | None:
-        y = self.inner.magnitude(self.layout.joined(x))
-        return None if y is None else self.layout.padded(y)
+        y = self.inner.magnitude(self.layout.unpad(x))
+        return None if y is None else self.layout.pad(y)
 
-    def divided(self, unit: Tensor) -> Blocks:
+    def divide_entries(self, unit: Tensor) -> Blocks:
         values = self.inner.A.values
         return self.with_parameters((values / unit.flatten()[self._blocks_of_entries()],))
 
@@ -559,26 +559,26 @@ class Applied:
     def __init__(self, function: str, name: str, M: Any, b: Tensor):
         self.function, self.name, self.original = function, name, M
         self.shape, self.kind = b.shape, {"dtype": b.dtype, "device": b.device}
-        self.apply = on_columns(function, name, M, b.dim() == 1, True)
+        self.apply = wrap_callable(function, name, M, b.dim() == 1, True)
 
     def __call__(self, r: Tensor) -> Tensor:
         return self.apply(r)
 
-    def transposed(self) -> Any:
+    def find_transpose(self) -> Any:
         """M^T, or None if M does not say what it is."""
         M = self.original
         if self.back is not None or not says(M, "linear"):
             return self.back
         if (T := self if says(M, "symmetric") else says(M, "T")) is not None and T is not self:
             like = torch.empty((), **self.kind).expand(self.shape)  # b is not kept for this
-            T = as_preconditioner(self.function, f"{self.name}.T", T, like)
+            T = make_preconditioner(self.function, f"{self.name}.T", T, like)
             if isinstance(T, Applied):
                 T.back = self
         return T
 
     @property
     def T(self) -> Any:
-        if (T := self.transposed()) is None:
+        if (T := self.find_transpose()) is None:
             kind, name = type(self.original).__name__, self.name
             raise ValueError(
                 f"{self.function}: needs the transpose of {name}, which {kind} does not have. Set {name}.T "
@@ -587,25 +587,25 @@ class Applied:
         return T
 
 
-class Padded:
+class PaddedPreconditioner:
     """M of the whole block-diagonal matrix, or one for each block, on padded blocks of columns."""
 
     def __init__(self, layout: Layout, maps: Sequence[Map | None]):
         self.layout, self.maps = layout, maps
 
     @property
-    def T(self) -> Padded:
-        return Padded(self.layout, [M if M is None else M.T for M in self.maps])  # type: ignore[attr-defined]
+    def T(self) -> PaddedPreconditioner:
+        return PaddedPreconditioner(self.layout, [M if M is None else M.T for M in self.maps])  # type: ignore[attr-defined]
 
     def __call__(self, r: Tensor) -> Tensor:
-        r = self.layout.joined(r)
+        r = self.layout.unpad(r)
         if len(self.maps) == 1 and self.maps[0] is not None:
-            return self.layout.padded(self.maps[0](r))
+            return self.layout.pad(self.maps[0](r))
         parts = zip(r.split(self.layout.sizes, -2), self.maps, strict=True)
-        return self.layout.padded(torch.cat([s if M is None else M(s) for s, M in parts], -2))
+        return self.layout.pad(torch.cat([s if M is None else M(s) for s, M in parts], -2))
 
 
-def as_operator(
+def make_operator(
     function: str,
     A: Any,
     b: Tensor,
@@ -623,13 +623,13 @@ def as_operator(
         checks.tensor(function, f"parameters[{i}]", p)
     if isinstance(A, type):
         raise TypeError(f"{function}: A is the class {A.__name__}, not a matrix. Pass an object of it")
-    if isinstance(A, LinearOperator) or (type(A) is not CSR and of_processes(A) is not None):
+    if isinstance(A, LinearOperator) or (type(A) is not CSR and find_processes(A) is not None):
         if transpose is not None or parameters:
             raise ValueError(
                 f"{function}: transpose and parameters are only used with a callable A. {type(A).__name__} "
                 "has its own"
             )
-        return A.as_operator(function, b, square)
+        return A.to_operator(function, b, square)
     rows = b.shape[0 if b.dim() == 1 else -2]
     if isinstance(A, BlockBatch) and not blocks:
         raise TypeError(
@@ -676,13 +676,15 @@ def as_operator(
             f"{function}: transpose must be a callable x -> A^T x, got {type(transpose).__name__}"
         )
     vector = b.dim() == 1
-    apply = on_columns(function, "A", A, vector, square)
+    apply = wrap_callable(function, "A", A, vector, square)
     if transpose is None:
         return Function(function, apply, apply if symmetric else None, parameters)
-    return Function(function, apply, on_columns(function, "transpose", transpose, vector, square), parameters)
+    return Function(
+        function, apply, wrap_callable(function, "transpose", transpose, vector, square), parameters
+    )
 
 
-def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[Tensor], Tensor] | None:
+def make_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[Tensor], Tensor] | None:
     """M as a function of blocks of columns."""
     if M is None:
         return None
@@ -714,7 +716,9 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
     return Applied(function, name, M, b)
 
 
-def systems_of(name: str, options: Options, b: Tensor, layout: Layout | None) -> list[tuple[Options, Tensor]]:
+def split_options(
+    name: str, options: Options, b: Tensor, layout: Layout | None
+) -> list[tuple[Options, Tensor]]:
     """The options and the right-hand side that each M belongs to: one, or with a list of M one per block."""
     if layout is None or not isinstance(options.M, (list, tuple)):
         return [(options, b)]
@@ -734,16 +738,16 @@ def systems_of(name: str, options: Options, b: Tensor, layout: Layout | None) ->
     ]
 
 
-def joined(layout: Layout | None, maps: Sequence[Map | None]) -> Map | None:
+def combine_preconditioners(layout: Layout | None, maps: Sequence[Map | None]) -> Map | None:
     """The M of a solve: the single one, or, with blocks, all of them on padded columns."""
     if layout is None:
         return maps[0]
-    return None if all(M is None for M in maps) else Padded(layout, maps)
+    return None if all(M is None for M in maps) else PaddedPreconditioner(layout, maps)
 
 
 def source(M: Any) -> Any:
     """The caller's M behind an M of the loops."""
-    M = M.function if isinstance(M, Watched) else M
+    M = M.function if isinstance(M, DependencyGuard) else M
     return M.original if isinstance(M, Applied) else M
 
 
@@ -758,7 +762,7 @@ def says(M: Any, what: str) -> Any:
 def factors_of(M: Any, pattern: SparsityPattern, transpose: bool = False) -> Sequence[Operand] | None:
     """What M, or M^T, multiplies a vector with, one after another, for a recorded method (ops/program.py),
     else None. `pattern` is that of A, whose type of indices all have."""
-    form = compiled_form(M)
+    form = find_pcg_form(M)
     factors: Sequence[Operand] | None
     if form is None:
         operands = says(M, "operands")
@@ -781,7 +785,7 @@ def factors_of(M: Any, pattern: SparsityPattern, transpose: bool = False) -> Seq
     return factors if fits else None
 
 
-def compiled_form(M: Any) -> tuple[str, Tensor | None, Any] | None:
+def find_pcg_form(M: Any) -> tuple[str, Tensor | None, Any] | None:
     """(kind, m, factor) of M for the compiled loop of `cg` (ops/pcg.py), else None. A
     preconditioner provides it by a method `pcg_form()`."""
     if isinstance(M, type):

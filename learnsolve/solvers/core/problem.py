@@ -19,16 +19,16 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors, numbers
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, to_numpy
 from learnsolve.ops import across
-from learnsolve.ops.autograd import tracked
+from learnsolve.ops.autograd import needs_graph
 from learnsolve.ops.blocks import Layout
-from learnsolve.ops.indexing import trusted
+from learnsolve.ops.indexing import construct_pattern
 from learnsolve.ops.operators import Between
 from learnsolve.ops.products import product
 from learnsolve.solvers.core.advance import Criterion, parts_at_once
-from learnsolve.solvers.core.gradient import Implicit, Solve, transformed
-from learnsolve.solvers.core.loop import Method, explained, iterate, report
+from learnsolve.solvers.core.gradient import Implicit, Solve, transforms_active
+from learnsolve.solvers.core.loop import Method, explain_failures, iterate, report
 from learnsolve.solvers.core.operators import (
     Blocks,
     Columns,
@@ -37,9 +37,9 @@ from learnsolve.solvers.core.operators import (
     Matrix,
     Outcome,
     System,
-    compiled_form,
     divide,
     dot,
+    find_pcg_form,
     largest,
     safe_size,
     size,
@@ -61,7 +61,7 @@ from learnsolve.solvers.solution import CODE, Iteration, Report, Solution, Solve
 ORDINARY = {torch.float32: 20, torch.float64: 150, torch.complex64: 20, torch.complex128: 150}
 
 
-def in_units(system: System, method: Any) -> tuple[System, Any]:
+def scale_system(system: System, method: Any) -> tuple[System, Any]:
     """The system in units, and the function that maps its outcome back. Returns the same system if sizes are
     ordinary. A device that must not be synchronized always gets units, and the compiled loop of cg only units
     of b, since M would have to be scaled in its own form."""
@@ -69,20 +69,20 @@ def in_units(system: System, method: Any) -> tuple[System, Any]:
     if _surely_ordinary(system):
         return system, lambda out: _finite(None, out)
     size_A = system.A.largest_entry()
-    if system.unattended and parts_at_once(method, system):
-        units = _of_right_hand_side(b)
+    if system.is_asynchronous and parts_at_once(method, system):
+        units = _rhs_units(b)
     else:
-        units = _choose(size_A, b, criterion.negligible, system.unattended)
+        units = _choose(size_A, b, criterion.negligible, system.is_asynchronous)
     if units is None:
         return system, lambda out: _finite(size_A, out)
-    of_x, of_b = units.of_x, units.of_b
+    of_x, of_b = units.unit_x, units.unit_b
     inner = replace(
         system,
         A=_operator(system.A, units),
         M=_preconditioner(system.M, units),
         b=b / of_b,
-        x0=None if system.x0 is None else units.into(system.x0),
-        criterion=criterion.in_units(of_b),
+        x0=None if system.x0 is None else units.scale(system.x0),
+        criterion=criterion.rescale(of_b),
     )
     if (callback := system.callback) is not None:
 
@@ -93,9 +93,9 @@ def in_units(system: System, method: Any) -> tuple[System, Any]:
         inner.callback = notify
 
     def back(out: Outcome) -> Outcome:
-        x = units.out_of(out.x)
+        x = units.unscale(out.x)
         if criterion.has_tolerance:
-            out = _with_digits_lost(inner, out, units.into(x.detach()))
+            out = _check_underflow(inner, out, units.scale(x.detach()))
         return _finite(size_A, out._replace(x=x, norms=out.norms * of_b))
 
     return inner, back
@@ -114,7 +114,7 @@ def _finite(size_A: Tensor | None, out: Outcome) -> Outcome:
 
 
 @torch.no_grad()
-def _with_digits_lost(system: System, out: Outcome, x: Tensor) -> Outcome:
+def _check_underflow(system: System, out: Outcome, x: Tensor) -> Outcome:
     """The outcome judged by the caller's x, some of whose digits may be below the range."""
     lost = (out.codes == CODE[Status.CONVERGED]) & across.anywhere((x != out.x).any(dim=-2))
     if not bool(lost.any()):
@@ -123,43 +123,43 @@ def _with_digits_lost(system: System, out: Outcome, x: Tensor) -> Outcome:
     r = b - system.A(x)
     holds = system.criterion.fresh().begin(system.A, b, x, r, size(r), size(b)).squeeze(-2)
     codes = torch.where(lost & ~holds, CODE[Status.STAGNATED], out.codes)
-    return explained(system, out._replace(x=x, codes=codes))
+    return explain_failures(system, out._replace(x=x, codes=codes))
 
 
 class Units(NamedTuple):
     """Powers of two."""
 
-    of_A: Tensor | None  # (..., 1, 1); None: A is not scaled
-    of_b: Tensor  # (..., 1, k)
+    unit_A: Tensor | None  # (..., 1, 1); None: A is not scaled
+    unit_b: Tensor  # (..., 1, k)
 
     @property
-    def of_x(self) -> Tensor:
-        return self.of_b if self.of_A is None else self.of_b / self.of_A
+    def unit_x(self) -> Tensor:
+        return self.unit_b if self.unit_A is None else self.unit_b / self.unit_A
 
-    def into(self, x: Tensor) -> Tensor:
+    def scale(self, x: Tensor) -> Tensor:
         """x in these units. Zeros stay zeros where the unit itself is beyond the range of the dtype."""
-        return x / self.of_x if self._holds else torch.where(x == 0, 0, x / self.of_x)
+        return x / self.unit_x if self._holds else torch.where(x == 0, 0, x / self.unit_x)
 
-    def out_of(self, x: Tensor) -> Tensor:
-        return x * self.of_x if self._holds else torch.where(x == 0, 0, x * self.of_x)
+    def unscale(self, x: Tensor) -> Tensor:
+        return x * self.unit_x if self._holds else torch.where(x == 0, 0, x * self.unit_x)
 
     @property
     def _holds(self) -> bool:
-        info = torch.finfo(self.of_b.dtype)
-        return self.of_x.is_cpu and within(self.of_x, info.smallest_normal, info.max)
+        info = torch.finfo(self.unit_b.dtype)
+        return self.unit_x.is_cpu and fits_range(self.unit_x, info.smallest_normal, info.max)
 
 
 def _operator(A: Any, units: Units) -> Any:
     """A in these units: scaled entry by entry if the entries are known, as compiled code and subnormal
     entries require, otherwise its results are scaled."""
-    return A if units.of_A is None else A.divided(units.of_A)
+    return A if units.unit_A is None else A.divide_entries(units.unit_A)
 
 
 def _preconditioner(M: Any, units: Units) -> Any:
     """M, an approximation of A^-1, which may be nonlinear and is applied to unscaled residuals."""
-    if M is None or (units.of_A is None and compiled_form(source(M)) is not None):  # it is linear
+    if M is None or (units.unit_A is None and find_pcg_form(source(M)) is not None):  # it is linear
         return M
-    return Between(M, lambda r: r * units.of_b, lambda z: z / units.of_x)
+    return Between(M, lambda r: r * units.unit_b, lambda z: z / units.unit_x)
 
 
 def _surely_ordinary(system: System) -> bool:
@@ -188,7 +188,11 @@ def _choose(size_A: Tensor | None, b: Tensor, negligible: float | Tensor, unseen
     limit, size_b = 2.0 ** ORDINARY[b.dtype], largest(b, -2)
     if isinstance(negligible, Tensor) or negligible > 0:
         size_b = size_b.clamp(min=negligible)
-    if b.is_cpu and within(size_b, 1 / limit, limit) and (size_A is None or within(size_A, 1 / limit, limit)):
+    if (
+        b.is_cpu
+        and fits_range(size_b, 1 / limit, limit)
+        and (size_A is None or fits_range(size_A, 1 / limit, limit))
+    ):
         return None
     of_b = _unit(size_b)
     of_A = torch.ones_like(of_b[..., :1]) if size_A is None else _unit(size_A)
@@ -197,7 +201,7 @@ def _choose(size_A: Tensor | None, b: Tensor, negligible: float | Tensor, unseen
     return Units(of_A, of_b)
 
 
-def within(size: Tensor, low: float, high: float) -> bool:
+def fits_range(size: Tensor, low: float, high: float) -> bool:
     """Whether all values are in [low, high], which NaN is not. The usual case takes few calls, which dominate
     the time of small solves on the CPU."""
     if size.numel() == 1:
@@ -206,7 +210,7 @@ def within(size: Tensor, low: float, high: float) -> bool:
     return low <= least.item() and most.item() <= high
 
 
-def _of_right_hand_side(b: Tensor) -> Units | None:
+def _rhs_units(b: Tensor) -> Units | None:
     """The unit of b only, 1 where its size is ordinary, without synchronizing the device."""
     if b.numel() == 0:
         return None
@@ -239,7 +243,7 @@ def _unit(size: Tensor) -> Tensor:
 CONSTANTS = "constants"
 
 
-class Detected(str):
+class DetectedConstants(str):
     """CONSTANTS that `ls.solve` found, not its caller. A component along them is not dropped without a word:
     of b never, of a cotangent only if A is `exactly` singular, since otherwise A may well be regular."""
 
@@ -268,7 +272,7 @@ class NullSpace:
         return NullSpace(self.left, self.right, self.layout, self.judged, self.derivatives_judged)
 
     @property
-    def of_derivatives(self) -> NullSpace:
+    def derivative_space(self) -> NullSpace:
         return NullSpace(self.right, self.left, self.layout, self.derivatives_judged, self.derivatives_judged)
 
     def consistent(self, b: Tensor) -> Tensor:
@@ -282,10 +286,10 @@ class NullSpace:
 
     def _without(self, N: CSR, x: Tensor) -> Tensor:
         if self.layout is not None:
-            x = self.layout.joined(x)
+            x = self.layout.unpad(x)
         for _ in range(2):  # the second pass removes rounding errors if x is nearly in the null space
             x = x - product(N.values, product(N.values, x, N.pattern, True), N.pattern, False)
-        return x if self.layout is None else self.layout.padded(x)
+        return x if self.layout is None else self.layout.pad(x)
 
     @torch.no_grad()
     def note(self, b: Tensor, rest: Tensor) -> str:
@@ -303,7 +307,7 @@ class NullSpace:
         return f"b has a component of {share:.2g} ||b|| along {along}, which was removed{end}. "
 
     @torch.no_grad()
-    def as_given(self, system: System, out: Outcome) -> Outcome:
+    def check_given(self, system: System, out: Outcome) -> Outcome:
         """The outcome judged by the caller's b, all of it."""
         b, x = system.b.detach(), out.x.detach()
         r = b - system.A(x)
@@ -314,7 +318,7 @@ class NullSpace:
         return out._replace(codes=torch.where(lost, CODE[Status.INCONSISTENT], out.codes))
 
 
-def projected(system: System, null: NullSpace | None) -> tuple[System, Any]:
+def project_system(system: System, null: NullSpace | None) -> tuple[System, Any]:
     """The system on the range of a singular A, and the function that maps its outcome back."""
     if null is None:
         return system, lambda out: out
@@ -325,12 +329,12 @@ def projected(system: System, null: NullSpace | None) -> tuple[System, Any]:
 
     def back(out: Outcome) -> Outcome:
         out = out._replace(x=null.shortest(out.x), note=null.note(system.b, b) + out.note)
-        return null.as_given(system, out) if null.judged else out
+        return null.check_given(system, out) if null.judged else out
 
     return inner, back
 
 
-def checked_null_space(
+def check_null_space(
     name: str, value: Any, A: LinearOperator, b: Tensor, layout: Layout | None, symmetric: bool, reads: bool
 ) -> NullSpace | None:
     """`null_space=` of a solve, checked against the values of A if it `reads` them, which synchronizes a
@@ -356,18 +360,18 @@ def checked_null_space(
             plain = A if isinstance(A, Function) else A.with_parameters(tuple(map(numbers, A.parameters)))
             plain_b = numbers(b)
             _check_null(name, "A", plain, right, plain_b, layout, "")
-            transposed = _transposed(plain)
+            transposed = _find_transpose(plain)
             if not symmetric and transposed is not None:
                 hint = "" if pair else ". Pass null_space=(N, N_left) for A and A^T"
                 _check_null(name, "A^T", transposed, left, plain_b, layout, hint)
             if pair:
                 _check_complementary(name, right, left)
-    if isinstance(value, Detected):
+    if isinstance(value, DetectedConstants):
         return NullSpace(right, left, layout, True, not value.exactly)
     return NullSpace(right, left, layout)
 
 
-def _transposed(A: LinearOperator) -> LinearOperator | None:
+def _find_transpose(A: LinearOperator) -> LinearOperator | None:
     try:
         return A.T
     except ValueError:  # a callable without its transpose
@@ -384,7 +388,7 @@ def _basis(name: str, vectors: Any, A: LinearOperator, b: Tensor, layout: Layout
         if not isinstance(inner, Matrix):  # its graph is unknown: one component
             ones = torch.full((n,), max(n, 1) ** -0.5, dtype=b.dtype, device=b.device)
             return CSR(ones, _full(n, 1, b.device))
-        parts, weights = inner.A.pattern._planned(components)
+        parts, weights = inner.A.pattern._plan_once(components)
         return CSR(weights.to(b.dtype), parts)
     if isinstance(vectors, np.ndarray):
         vectors = torch.from_numpy(vectors)
@@ -406,8 +410,8 @@ def _basis(name: str, vectors: Any, A: LinearOperator, b: Tensor, layout: Layout
         return CSR(_orthonormal(name, vectors, reads).flatten(-2), _full(n, vectors.shape[-1], b.device))
     if vectors.dim() > 2:
         raise ValueError(f"{name}: null_space of a BlockBatch must have two axes, got {tuple(vectors.shape)}")
-    values = layout.joined(_orthonormal(name, layout.padded(vectors), reads)).flatten()
-    return CSR(values, _by_block(layout, vectors.shape[-1]))
+    values = layout.unpad(_orthonormal(name, layout.pad(vectors), reads)).flatten()
+    return CSR(values, _block_indicator(layout, vectors.shape[-1]))
 
 
 def _orthonormal(name: str, V: Tensor, reads: bool) -> Tensor:
@@ -433,16 +437,16 @@ def _orthonormal(name: str, V: Tensor, reads: bool) -> Tensor:
 @lru_cache(maxsize=8)
 def _full(n: int, k: int, device: torch.device) -> SparsityPattern:
     crow = torch.arange(n + 1, device=device, dtype=torch.int64) * k
-    return SparsityPattern._trusted(crow, torch.arange(k, device=device).repeat(n), (n, k))
+    return SparsityPattern._construct(crow, torch.arange(k, device=device).repeat(n), (n, k))
 
 
 @makes_plain_tensors
-def _by_block(layout: Layout, k: int) -> SparsityPattern:
+def _block_indicator(layout: Layout, k: int) -> SparsityPattern:
     """Each row has k entries, in the columns of its block."""
     n, device = sum(layout.sizes), layout.batch.device
     columns = layout.batch.unsqueeze(-1) * k + torch.arange(k, device=device)
     crow = torch.arange(n + 1, device=device) * k
-    return SparsityPattern._trusted(crow, columns.flatten(), (n, k * len(layout.sizes)))
+    return SparsityPattern._construct(crow, columns.flatten(), (n, k * len(layout.sizes)))
 
 
 def components(P: SparsityPattern) -> tuple[SparsityPattern, Tensor]:
@@ -450,10 +454,10 @@ def components(P: SparsityPattern) -> tuple[SparsityPattern, Tensor]:
     1 / sqrt(rows of its component) for each row."""
     n = P.shape[0]
     ones = np.ones(P.nnz, dtype=np.int8)
-    S = scipy.sparse.csr_array((ones, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
+    S = scipy.sparse.csr_array((ones, to_numpy(P.col_indices), to_numpy(P.crow_indices)), shape=P.shape)
     count, label = csgraph.connected_components(S, directed=True, connection="weak")
     sizes = np.bincount(label, minlength=count)
-    parts = trusted(P, np.arange(n + 1), label, (n, count))
+    parts = construct_pattern(P, np.arange(n + 1), label, (n, count))
     return parts, torch.from_numpy(sizes[label] ** -0.5).to(P.device)
 
 
@@ -469,7 +473,7 @@ def _check_null(
         e[slice(None) if summed else j] = 1
         v = product(values, e, P, False)
         if layout is not None:
-            v = layout.padded(v)
+            v = layout.pad(v)
         if A.watched:  # a callable has the shape of the user's b, a LinearOperator its batch axes
             v = v.expand(b.shape)
         norm_A = A.largest_entry()
@@ -500,7 +504,7 @@ def _check_complementary(name: str, right: CSR, left: CSR) -> None:
         )
 
 
-def detected(A: CSR) -> Detected | None:
+def detect_constants(A: CSR) -> DetectedConstants | None:
     """Constants, if they are null vectors of a square A and of its transpose as far as the dtype tells.
 
     If A was made by rounding the entries of a singular matrix, its sums over m entries are off by about
@@ -525,7 +529,7 @@ def detected(A: CSR) -> Detected | None:
         if not bool((sums.abs() <= 2 * eps * count.sqrt() * size).all()):
             return None
         ratios.append(torch.where(size > 0, sums / size, 0))
-    part = A.pattern._planned(components)[0].col_indices.long().expand(ratios[0].shape)
+    part = A.pattern._plan_once(components)[0].col_indices.long().expand(ratios[0].shape)
     parts = (*part.shape[:-1], int(part.max()) + 1 if part.numel() else 0)
     shifted = torch.ones(parts, dtype=torch.bool, device=part.device)
     for ratio in ratios:
@@ -536,7 +540,7 @@ def detected(A: CSR) -> Detected | None:
         shifted &= (low > eps / 3) | (high < -eps / 3)
     if bool(shifted.any()):
         return None
-    found = Detected(CONSTANTS)
+    found = DetectedConstants(CONSTANTS)
     found.exactly = not any(bool(ratio.any()) for ratio in ratios)
     return found
 
@@ -569,7 +573,7 @@ class Solver(ABC):
         except SolverError as error:
             ended.solution = error.solution
             raise
-        if tracked(b, *self.A.parameters):
+        if needs_graph(b, *self.A.parameters):
             return Implicit.apply(self, Report(), x, b, *self.A.parameters)  # type: ignore[return-value]
         return x
 
@@ -622,13 +626,13 @@ class Problem(Solver):
         system = System(
             self.name, self.A, self.M, b, x0, self.criterion.fresh(), self.columns.callback(self.callback)
         )
-        system, from_range = projected(system, self.null)
-        with across.over(across.of(self.A)):
-            system, from_units = in_units(system, self.method)
+        system, from_range = project_system(system, self.null)
+        with across.include_processes(across.find_processes(self.A)):
+            system, from_units = scale_system(system, self.method)
             return from_range(from_units(iterate(self.method, system, self.maxiter, self.gradient)))
 
     def solved(self, b: Tensor, ended: Report) -> Tensor:
-        if transformed():
+        if transforms_active():
             x, _, _ = Solve.apply(self, ended, b, None, *self.A.parameters)  # type: ignore[misc]
             return x
         with torch.no_grad():
@@ -638,7 +642,7 @@ class Problem(Solver):
 
     def solution(self, out: Outcome, adjoint: Report | None = None) -> Solution:
         iterations = out.norms.shape[-2] - 1
-        x, norms, codes, axis = self.columns.out_of(out.x, out.norms, out.codes)
+        x, norms, codes, axis = self.columns.unpack(out.x, out.norms, out.codes)
         solution = Solution(
             x, iterations, norms, axis, codes=codes, adjoint=adjoint, note=out.note, backend=out.backend
         )

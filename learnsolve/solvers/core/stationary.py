@@ -29,25 +29,32 @@ from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops import across
 from learnsolve.ops.blocks import BlockBatch
-from learnsolve.ops.products import product, scaled, spread, times
-from learnsolve.ops.sweeps import residual_norm, richardson_sweeps, stationary_steps, with_momentum
+from learnsolve.ops.products import multiply_columns, product, spread, times
+from learnsolve.ops.sweeps import add_momentum, residual_norm, richardson_sweeps, stationary_steps
 from learnsolve.preconditioners.polynomials import RATIO, largest_eigenvalue
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
 from learnsolve.solvers.core.entry import solve
-from learnsolve.solvers.core.gradient import repeated, transformed
+from learnsolve.solvers.core.gradient import checkpoint_run, transforms_active
 from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import (
     Blocks,
     Columns,
     Map,
-    as_operator,
-    as_preconditioner,
-    compiled_form,
-    joined,
+    combine_preconditioners,
+    find_pcg_form,
+    make_operator,
+    make_preconditioner,
     says,
-    systems_of,
+    split_options,
 )
-from learnsolve.solvers.options import BESIDE_ITERATIONS, MODULE, OF_MODULES, Options, described, options_of
+from learnsolve.solvers.options import (
+    BESIDE_ITERATIONS,
+    MODULE,
+    OF_MODULES,
+    Options,
+    describe_options,
+    read_options,
+)
 from learnsolve.solvers.solution import CODE, COMPILED, Iteration, Solution, SolverError, Status
 
 # Parameters of the stationary methods (weights, steps, momenta, bounds, omega): one rule for their shapes,
@@ -84,7 +91,7 @@ class Parameters:
     def read(self, key: str, value: Any, rows: bool = True) -> Any:
         """A float, or a tensor (..., 1 or N, 1 or n)."""
         self.values[key] = value
-        value, shared = self._read(key, value, rows), across.of(self.A)
+        value, shared = self._read(key, value, rows), across.find_processes(self.A)
         if shared is None or not isinstance(value, Tensor):
             return value
         return shared.parameter(self.name, key, value, rows)
@@ -121,7 +128,7 @@ class Parameters:
         if not isinstance(value, Tensor):
             return value
         rows = isinstance(self.A, BlockBatch) and value.shape[-1] > 1
-        return self.A._layout.padded(value.mT) if rows else value.mT
+        return self.A._layout.pad(value.mT) if rows else value.mT
 
     def momentum(self, key: str, value: Any) -> Any:
         """A parameter that cannot depend on the row, (..., 1 or N); to a tolerance a float or (..., 1, 1)."""
@@ -168,7 +175,7 @@ def bounds(read: Parameters, lmin: Any, lmax: Any, options: Options) -> tuple[An
     Arnoldi's method, constant to every derivative, and lmin is lmax / 30."""
     named = (("lmin", lmin), ("lmax", lmax))
     low, high = (None if value is None else read.read(key, value, rows=False) for key, value in named)
-    low, high = _checked(read.name, low, high)
+    low, high = _check_bounds(read.name, low, high)
     high = _estimate(read, options) if high is None else high
     return high / RATIO if low is None else low, high
 
@@ -176,10 +183,12 @@ def bounds(read: Parameters, lmin: Any, lmax: Any, options: Options) -> tuple[An
 def given_bounds(name: str, lmin: Any, lmax: Any) -> tuple[Any, Any]:
     """The same for two given bounds, outside a call."""
     named = (("lmin", lmin), ("lmax", lmax))
-    return _checked(name, *(t if isinstance(t, Tensor) else checks.number(name, key, t) for key, t in named))
+    return _check_bounds(
+        name, *(t if isinstance(t, Tensor) else checks.number(name, key, t) for key, t in named)
+    )
 
 
-def _checked(name: str, low: Any, high: Any) -> tuple[Any, Any]:
+def _check_bounds(name: str, low: Any, high: Any) -> tuple[Any, Any]:
     """0 < lmin <= lmax < inf for floats. `readable` tensors: 0 < t < inf. Learned bounds may cross during
     training, and then mean the same."""
     for key, value in (("lmin", low), ("lmax", high)):
@@ -206,7 +215,7 @@ def _estimate(read: Parameters, options: Options) -> Tensor:
     name, A, b, M = read.name, read.A, read.b, options.M
     for wrong, error, case in (
         (torch.compiler.is_dynamo_compiling(), NotImplementedError, "under torch.compile"),
-        (across.of(A) is not None, NotImplementedError, "for rows in several processes"),
+        (across.find_processes(A) is not None, NotImplementedError, "for rows in several processes"),
         (isinstance(M, (list, tuple)), ValueError, "for one M per block"),
     ):
         if wrong:
@@ -215,8 +224,8 @@ def _estimate(read: Parameters, options: Options) -> Tensor:
                 "richardson, weight="
             )
     A = A.matrix if isinstance(A, BlockBatch) else A
-    apply = as_operator(name, A, b, options.transpose, options.parameters)
-    inner = as_preconditioner(name, "M", M, b)
+    apply = make_operator(name, A, b, options.transpose, options.parameters)
+    inner = make_preconditioner(name, "M", M, b)
     whole = apply.watched or A.batch_shape or (M is not None and says(M, "batch_shape"))
     batch = read.batch if whole else torch.Size()
     if read.n == 0:
@@ -236,14 +245,14 @@ class FixedNumber(torch.nn.Module):
     keywords: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls) -> None:
-        cls.__doc__ = cls.__doc__ and described(
+        cls.__doc__ = cls.__doc__ and describe_options(
             cls.__doc__, inspect.signature(cls).parameters, MODULE, OF_MODULES
         )
 
     def __init__(self, iterations: int, gradient: str, **parameters: Any):
         super().__init__()
         name = type(self).__name__
-        checks.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
+        checks.check_choice(name, "gradient", gradient, FIXED_GRADIENTS)
         self.iterations = checks.integer(name, "iterations", iterations, 0)
         self.gradient = gradient
         for key, value in parameters.items():
@@ -292,7 +301,7 @@ class Stationary(Method):
 
     def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
         a, c, t = self.coefficients(state.t)
-        x = with_momentum(state.x + scaled(a, M(state.r)), c, state.x, state.old)
+        x = add_momentum(state.x + multiply_columns(a, M(state.r)), c, state.x, state.old)
         return State(x, b - A(x), state.x, t), torch.zeros_like(running, dtype=torch.int64)
 
 
@@ -323,11 +332,11 @@ def run(
     check_operands(name, A, b)
     if iterations is not None:
         iterations = checks.integer(name, "iterations", iterations, 0)
-    settings = settings_of(name, iterations, options)
+    settings = read_fixed_options(name, iterations, options)
     read = Parameters(name, A, b, iterations)
     a, c = coefficients(read, settings)
     if iterations is not None:
-        return run_fixed(name, A, b, x0, settings, iterations, a, c)
+        return run_iterations(name, A, b, x0, settings, iterations, a, c)
     refuse_parameters_that_learn(name, settings.gradient, **read.values, A=a)
     settings = replace(settings, M=_Identity() if settings.M is None else settings.M)
     return solve(name, method(a, c), A, b, x0, settings)
@@ -342,24 +351,24 @@ _BESIDE = {
 }
 
 
-def settings_of(
+def read_fixed_options(
     name: str, iterations: int | None, arguments: Mapping[str, Any], beside: Mapping[str, str] = _BESIDE
 ) -> Options:
     """The options of a call. A keyword that `iterations` excludes raises an error."""
     keywords = {key: value for key, value in arguments.items() if value is not None}
     if iterations is None:
-        return options_of(name, keywords)
+        return read_options(name, keywords)
     keywords.setdefault("gradient", "unrolled")
-    options = options_of(name, keywords)
+    options = read_options(name, keywords)
     for key, rule in beside.items():
         if key in keywords:
             rule = rule.format(key=key, value=keywords[key], iterations=iterations)
             raise ValueError(f"{name}: {rule}")
-    checks.one_of(name, "gradient", options.gradient, FIXED_GRADIENTS)
+    checks.check_choice(name, "gradient", options.gradient, FIXED_GRADIENTS)
     return options
 
 
-def run_fixed(
+def run_iterations(
     name: str, A: Any, b: Tensor, x0: Tensor | None, options: Options, iterations: int, a: Tensor, c: Any
 ) -> Solution:
     """a (..., 1 or iterations, 1 or n), c (..., 1 or iterations) or None, with batch axes that broadcast to
@@ -367,30 +376,32 @@ def run_fixed(
     if not (options.callback is None or callable(options.callback)):
         raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
     checks.flag(name, "throw", options.throw)
-    operator = as_operator(name, A, b, options.transpose, options.parameters, blocks=True)
+    operator = make_operator(name, A, b, options.transpose, options.parameters, blocks=True)
     layout = operator.layout if isinstance(operator, Blocks) else None
     batch = check_operands(name, A, b)
     check_x0(name, x0, b)
     x0 = torch.zeros_like(b) if x0 is None else x0
     checkpointed = options.gradient == "checkpointed"
-    kind, m, _ = compiled_form(options.M) or ("", None, None)
+    kind, m, _ = find_pcg_form(options.M) or ("", None, None)
     has_kernel = isinstance(A, CSR) and (A.values.is_cpu or A.values.is_cuda)
     if has_kernel and kind in ("none", "diagonal") and options.callback is None:
         scale = spread(a, A.shape[0]) if m is None else times(m.unsqueeze(-2), a)
-        solution = compiled(name, A, b, x0, scale, iterations, checkpointed, c)
+        solution = run_kernel(name, A, b, x0, scale, iterations, checkpointed, c)
     else:
-        columns, systems = Columns(b.dim() == 1, batch, layout), systems_of(name, options, b, layout)
-        M = joined(layout, [as_preconditioner(name, "M", own.M, part) for own, part in systems])
+        columns, systems = Columns(b.dim() == 1, batch, layout), split_options(name, options, b, layout)
+        M = combine_preconditioners(
+            layout, [make_preconditioner(name, "M", own.M, part) for own, part in systems]
+        )
         if layout is not None and a.shape[-1] != 1:
-            a = layout.padded(a.mT).mT
+            a = layout.pad(a.mT).mT
         steps = Steps(name, operator, M, columns, a, c, columns.callback(options.callback))
-        solution = steps.solution(columns.into(b), columns.into(x0), iterations, checkpointed)
+        solution = steps.solution(columns.pack(b), columns.pack(x0), iterations, checkpointed)
     if options.throw and solution.status in (Status.NON_FINITE, Status.DIVERGED):
         raise SolverError(name, solution)
     return solution
 
 
-def compiled(
+def run_kernel(
     name: str,
     A: CSR,
     b: Tensor,
@@ -406,7 +417,7 @@ def compiled(
     single = values.dim() == 1 and b.dim() <= 2 and scale.dim() <= 2
     if single and (momenta is None or momenta.dim() == 1):
         x, norms = richardson_sweeps(values, scale, b, x0, pattern, iterations, checkpointed, momenta)
-        return solution_of(name, A, b, x, norms, iterations)
+        return make_solution(name, A, b, x, norms, iterations)
     batch = torch.broadcast_shapes(A.batch_shape, b.shape[:-2], scale.shape[:-2])
 
     B, X = (t.expand(batch + t.shape[-2:]) for t in (b, x0))
@@ -420,10 +431,10 @@ def compiled(
     operands = flat(values, 1), flat(scale, 2), flat(B, 2), flat(X, 2)
     parts = richardson_sweeps(*operands, pattern, iterations, checkpointed, flat(momenta, 1))
     x, norms = (t.reshape(batch + t.shape[1:]) for t in parts)
-    return solution_of(name, A, b, x, norms, iterations)
+    return make_solution(name, A, b, x, norms, iterations)
 
 
-def solution_of(
+def make_solution(
     name: str,
     A: CSR,
     b: Tensor,
@@ -436,13 +447,13 @@ def solution_of(
     values, pattern = A.values, A.pattern
 
     def complete() -> Tensor:
-        return _with_last(norms() if callable(norms) else norms, b - product(values, x, pattern, False))
+        return _append_norm(norms() if callable(norms) else norms, b - product(values, x, pattern, False))
 
     axis = 0 if b.dim() == 1 else -2
     return Solution(x, iterations, complete, axis, (values, b, x), backend=backend, method=name)
 
 
-def _with_last(norms: Tensor, r: Tensor) -> Tensor:
+def _append_norm(norms: Tensor, r: Tensor) -> Tensor:
     """The norms before each step, and the norm of the last residual."""
     return torch.cat((norms, residual_norm(r, -2, keepdim=True)), 0 if r.dim() == 1 else -2)
 
@@ -468,15 +479,15 @@ class Steps:
         computed on demand."""
         x, norms, count, stopped = self._run(b, x, iterations, checkpointed, r)
         x = x if count else x.clone()  # x0 is the caller's
-        shared, codes = across.of(self.A), []
+        shared, codes = across.find_processes(self.A), []
 
         def complete() -> Tensor:
-            with across.over(shared):
-                history = _with_last(norms, b - self.A(x))
+            with across.include_processes(shared):
+                history = _append_norm(norms, b - self.A(x))
             return history if shared is None else shared.shown(history)
 
         if sources:
-            shown, axis = self.columns.out_of(x)
+            shown, axis = self.columns.unpack(x)
             lazy = lambda: complete().squeeze(-1) if self.columns.vector else complete()  # noqa: E731
             return Solution(shown, count, lazy, axis, (*sources, shown), method=self.function)
         history = complete()
@@ -485,7 +496,7 @@ class Steps:
         if stopped:
             lost = ~torch.isfinite(history.detach()[..., -1, :])
             codes = [torch.where(lost, CODE[Status.NON_FINITE], CODE[Status.STOPPED_BY_CALLBACK])]
-        x, history, *codes, axis = self.columns.out_of(x, history, *codes)
+        x, history, *codes, axis = self.columns.unpack(x, history, *codes)
         ended = codes[0] if codes else None
         return Solution(x, count, history, axis, codes=ended, method=self.function)
 
@@ -496,14 +507,14 @@ class Steps:
         `checkpointed` the graph holds O(sqrt(iterations)) iterates, and the backward pass repeats the steps
         in between."""
         # Checkpoints use hooks on saved tensors, which transformations of torch.func do not support.
-        segments = checkpointed and torch.is_grad_enabled() and not transformed()
+        segments = checkpointed and torch.is_grad_enabled() and not transforms_active()
         length = max(1, round(iterations**0.5) if segments else iterations)
         before, norms, count, stopped = x, [], 0, False
         while count < iterations and not stopped:
             most = min(length, iterations - count)
             segment = partial(self._segment, count, most)
             if segments:
-                x, before, part = repeated(self.function, segment, b, x, before, r)
+                x, before, part = checkpoint_run(self.function, segment, b, x, before, r)
             else:
                 x, before, part = segment(b, x, before, r)
             norms.append(part)
@@ -517,7 +528,7 @@ class Steps:
         end = first + self.counts.get(first, most)
         stops = (lambda number, *_: number == end) if first in self.counts else self._stops
         numbers = range(first, first + most)
-        with across.over(across.of(self.A)):
+        with across.include_processes(across.find_processes(self.A)):
             return stationary_steps(self.A, self.M, self.a, self.c, b, x, before, numbers, r, stops)
 
     def _stops(self, number: int, x: Tensor, norm: Tensor) -> bool:
