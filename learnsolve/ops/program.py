@@ -127,6 +127,13 @@ class Recorder:
         return Vector(self, ((a, self.emit(op, v, operand=operand)),))
 
 
+def _cannot_record(name: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"Method: cannot record {name} in a step. Use arithmetic, torch.where, torch.maximum and the "
+        "functions of docs/extending.md, or remove state_vectors, and the step runs eagerly"
+    )
+
+
 class _Recorded:
     recorder: Recorder
 
@@ -154,7 +161,10 @@ class _Recorded:
             return _number(args[0], args[1]).maximum(args[1])
         if function is torch.linalg.vector_norm and isinstance(args[0], Vector):
             return args[0].dot(args[0]).sqrt()
-        raise NotImplementedError(f"cannot record {function}")
+        raise _cannot_record(getattr(function, "__name__", str(function)))
+
+    def __getattr__(self, name: str) -> Any:
+        raise _cannot_record(name)
 
 
 def _number(a: Any, b: Any) -> Number:
@@ -298,7 +308,7 @@ class Vector(_Recorded):
     def dot(self, other: Vector) -> Number:
         """<u, v>, or <|u|, |v|> of two moduli."""
         if self.absolute != other.absolute:
-            raise NotImplementedError("cannot record a dot of a modulus")
+            raise _cannot_record("an inner product of a modulus with a vector")
         (a, u), (b, v) = self.term(), other.term()
         op = "absolute_dot" if self.absolute and u != v else "dot"
         factor = Number(self.recorder, self.recorder.multiply(a, b))
@@ -528,6 +538,11 @@ class Program:
 
     def numbers(self, given: Sequence[torch.Tensor]) -> torch.Tensor:
         """The registers, (registers, k), from the numbers of the state and those that are given, (1, k)."""
+        if wrong := [tuple(t.shape) for t in given if t.shape[-2] != 1]:
+            raise ValueError(
+                "Method: state_vectors must be the number of vectors, which are the first fields of the "
+                f"state, got {self.vectors} and after them a field of shape {wrong[0]}"
+            )
         t = torch.zeros(self.registers, given[0].shape[-1], dtype=torch.float64)
         first = len(given)
         t[first : first + len(self.constants)] = self.constants

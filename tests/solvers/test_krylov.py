@@ -724,5 +724,17 @@ def test_what_cannot_be_recorded_is_named():
         def step(self, A, M, b, state, running):
             return state._replace(x=torch.sort(state.x)[0]), running
 
-    with pytest.raises(NotImplementedError, match=r"cannot record .*sort"):
+    with pytest.raises(NotImplementedError, match=r"Method: cannot record sort in a step\. Use arithmetic"):
         record_steps(Sorts(), (), True, torch.float64)
+
+    class Norms(Averages):
+        def step(self, A, M, b, state, running):
+            return state._replace(count=state.x.norm()), running
+
+    with pytest.raises(NotImplementedError, match="cannot record norm in a step"):
+        record_steps(Norms(), (), True, torch.float64)
+    numbers = record_steps(Averages(), (), True, torch.float64).numbers
+    with pytest.raises(
+        ValueError, match=r"first fields of the state, got 3 and after them a field of shape \(9, 1"
+    ):
+        numbers([torch.ones(1, 1), torch.ones(9, 1)])
