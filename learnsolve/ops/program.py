@@ -127,13 +127,6 @@ class Recorder:
         return Vector(self, ((a, self.emit(op, v, operand=operand)),))
 
 
-def _cannot_record(name: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"Method: cannot record {name} in a step. Use arithmetic, torch.where, torch.maximum and the "
-        "functions of docs/extending.md, or remove state_vectors, and the step runs eagerly"
-    )
-
-
 class _Recorded:
     recorder: Recorder
 
@@ -161,10 +154,12 @@ class _Recorded:
             return _number(args[0], args[1]).maximum(args[1])
         if function is torch.linalg.vector_norm and isinstance(args[0], Vector):
             return args[0].dot(args[0]).sqrt()
-        raise _cannot_record(getattr(function, "__name__", str(function)))
+        name = getattr(function, "__name__", str(function))
+        of = " of a tensor that is not in the state" if any(type(a) is torch.Tensor for a in args) else ""
+        raise NotImplementedError(f"{name}{of} is not recorded")
 
-    def __getattr__(self, name: str) -> Any:
-        raise _cannot_record(name)
+    def __bool__(self) -> bool:
+        raise NotImplementedError("a decision of Python, as by `if`, is not recorded")
 
 
 def _number(a: Any, b: Any) -> Number:
@@ -210,8 +205,8 @@ class Number(_Recorded):
     def __rtruediv__(self, other: Any) -> Number:
         return _number(other, self).emit("div", self)
 
-    def __pow__(self, exponent: int) -> Any:
-        return self * self if exponent == 2 else NotImplemented
+    def __pow__(self, exponent: float) -> Any:
+        return self * self if exponent == 2 else self.sqrt() if exponent == 0.5 else NotImplemented
 
     def __neg__(self) -> Number:
         return self * -1.0
@@ -308,7 +303,7 @@ class Vector(_Recorded):
     def dot(self, other: Vector) -> Number:
         """<u, v>, or <|u|, |v|> of two moduli."""
         if self.absolute != other.absolute:
-            raise _cannot_record("an inner product of a modulus with a vector")
+            raise NotImplementedError("an inner product of a modulus with a vector is not recorded")
         (a, u), (b, v) = self.term(), other.term()
         op = "absolute_dot" if self.absolute and u != v else "dot"
         factor = Number(self.recorder, self.recorder.multiply(a, b))
@@ -566,6 +561,12 @@ class _Map:
         return _Map(self.recorder, self.transposed, self.ops, self.name)
 
 
+def can_be_recorded(method: Any) -> bool:
+    """Whether it has vectors in its state, and no attributes that may change in place, or learn."""
+    fixed = all(isinstance(value, (int, float, str, type(None))) for value in vars(method).values())
+    return method.state_vectors > 0 and fixed
+
+
 _programs: dict[tuple, Program] = {}
 
 
@@ -596,4 +597,12 @@ def _record(method: Any, of_M: tuple[str, ...], symmetric: bool, dtype: torch.dt
             return new, norm, commit, stop, None, None
         return new, norm, commit, stop, doubt, lambda new: method.lost(A, b, old, new)
 
-    return Program(dtype, fields, 3, step)
+    try:
+        return Program(dtype, fields, 3, step)
+    except (AttributeError, TypeError, NotImplementedError) as error:
+        names = method.state._fields
+        raise NotImplementedError(
+            f"{type(method).__name__}: cannot record a step with the vectors {names[: method.state_vectors]} "
+            f"and the numbers {names[method.state_vectors :]}: {error}. Use what docs/extending.md lists, "
+            "correct state_vectors, or remove it, and the step runs eagerly"
+        ) from error

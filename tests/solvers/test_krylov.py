@@ -37,7 +37,7 @@ from torch.autograd import grad, gradcheck, gradgradcheck
 
 import learnsolve as ls
 from learnsolve.ops.products import multiply_columns
-from learnsolve.ops.program import Operand, record_steps, run_program
+from learnsolve.ops.program import Operand, can_be_recorded, record_steps, run_program
 from learnsolve.solvers import ConvergenceWarning, SolverError, Status
 from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import divide, dot
@@ -719,20 +719,59 @@ def test_recorded_methods_with_preconditioners(method, name):
     close(gradient, b.grad, 1e-7)
 
 
-def test_what_cannot_be_recorded_is_named():
-    class Sorts(Averages):
-        def step(self, A, M, b, state, running):
-            return state._replace(x=torch.sort(state.x)[0]), running
+class Sorts(Averages):
+    def step(self, A, M, b, state, running):
+        return state._replace(x=torch.sort(state.x)[0]), running
 
-    with pytest.raises(NotImplementedError, match=r"Method: cannot record sort in a step\. Use arithmetic"):
-        record_steps(Sorts(), (), True, torch.float64)
 
-    class Norms(Averages):
-        def step(self, A, M, b, state, running):
-            return state._replace(count=state.x.norm()), running
+class Norms(Averages):
+    def step(self, A, M, b, state, running):
+        return state._replace(count=state.x.norm()), running
 
-    with pytest.raises(NotImplementedError, match="cannot record norm in a step"):
-        record_steps(Norms(), (), True, torch.float64)
+
+class Decides(Averages):
+    def step(self, A, M, b, state, running):
+        return (state if state.count > 1 else state._replace(x=b)), running
+
+
+class TooFew(Averages):
+    state_vectors = 2
+
+
+class Outside(Averages):
+    def step(self, A, M, b, state, running):
+        return state._replace(x=torch.ones(3, 1) * state.x), running
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (
+            Sorts,
+            r"Sorts: cannot record a step with the vectors \('x', 'r', 'u'\) .*sort is not recorded\. Use",
+        ),
+        (Norms, "'Vector' object has no attribute 'norm'"),
+        (Decides, "a decision of Python, as by `if`, is not recorded"),
+        (TooFew, r"the numbers \('u', 'count', 'largest'\): .* correct state_vectors"),
+        (Outside, "mul of a tensor that is not in the state is not recorded"),
+    ],
+)
+def test_what_cannot_be_recorded_is_named(method, message):
+    with pytest.raises(NotImplementedError, match=message):
+        record_steps(method(), (), True, torch.float64)
+
+
+def test_a_method_with_tensors_is_not_recorded():
+    """They may change in place, and learn."""
+    method = Averages()
+    assert can_be_recorded(method)
+    method.weight = 0.5
+    assert can_be_recorded(method)
+    method.weight = torch.tensor(0.5)
+    assert not can_be_recorded(method)
+
+
+def test_the_numbers_of_a_program_are_no_vectors():
     numbers = record_steps(Averages(), (), True, torch.float64).numbers
     with pytest.raises(
         ValueError, match=r"first fields of the state, got 3 and after them a field of shape \(9, 1"

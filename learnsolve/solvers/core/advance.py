@@ -17,7 +17,7 @@ from learnsolve.ops.across import across
 from learnsolve.ops.arithmetic import can_broadcast
 from learnsolve.ops.autograd import needs_graph
 from learnsolve.ops.pcg import RHO, STOP, WHEN, Iterations, Stop, pcg_iterations
-from learnsolve.ops.program import Operand, record_steps, run_program
+from learnsolve.ops.program import Operand, can_be_recorded, record_steps, run_program
 from learnsolve.ops.sweeps import gmres_steps, separate
 from learnsolve.solvers.core.operators import (
     Blocks,
@@ -721,7 +721,7 @@ def _fitting_steps(method: Any, system: System) -> GmresSteps | RecordedSteps | 
         and len(b)
     ):
         return None
-    records = method.state_vectors > 0
+    records = can_be_recorded(method)
     if needs_graph(b, values) or (x0 is not None and needs_graph(x0)):
         return None
     if records:

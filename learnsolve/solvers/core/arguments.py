@@ -162,7 +162,7 @@ def refuse_what_has_no_implicit_gradient(
     if A.watched:
         other = "other " if A.parameters else ""
         of_callable = isinstance(A, Function)
-        how = "Name them, parameters=(...)," if of_callable else "Use its parameters as mv receives them"
+        how = "Name them, parameters=(...)," if of_callable else _AS_PARAMETERS
         error = ValueError(
             f"{name}: A computes with {other}tensors that require grad. {how} for "
             'gradient="implicit", or use gradient="unrolled"'
@@ -183,6 +183,9 @@ def refuse_what_has_no_implicit_gradient(
     return DependencyGuard(M, no_implicit_gradient(name, "M"), named)
 
 
+_AS_PARAMETERS = "Pass them to super().__init__(shape, *tensors) and use what mv receives"
+
+
 def _reject_transformed_tensors(
     name: str, A: LinearOperator, given_M: Any, M: Any, x0: Tensor | None, x: Tensor, adjoint_M: Any
 ) -> None:
@@ -193,7 +196,7 @@ def _reject_transformed_tensors(
         product, how = None if reached else A, "Pass A as a CSR or a LinearOperator"
     else:
         product = A.with_parameters(tuple(sample(p) for p in A.parameters)) if A.watched else None
-        how = "Use its parameters as mv receives them"
+        how = _AS_PARAMETERS
     if product is not None and _find_transformations(product, x):
         raise ValueError(
             f"{name}: A computes with a tensor that torch.func transforms (vmap, grad, jvp), or forward "
