@@ -110,6 +110,7 @@ class Row:
     message: str = ""
 
 
+COMPUTES_FORM = ("cg", "minres", "bicgstab")  # `pcg_form` of M, in the first solve
 SPREADS = ("iterations", "seconds", "setup", "first_setup")
 
 
@@ -371,7 +372,7 @@ def compare_preconditioners(
                 runs = [
                     _solve(solve, system, M, tolerances, maxiter, repeats)
                     for systems in filter(None, groups)
-                    for M in [_build(argument, systems[0], setup, repeats, called == "cg")]
+                    for M in [_build(argument, systems[0], setup, repeats, called in COMPUTES_FORM)]
                     for system in systems
                 ]
         except TypeError as error:  # a mistake in the call, not a failure of one method
@@ -406,7 +407,7 @@ def _tolerances(name: str, rtol: Any) -> list[float]:
 
 def _build(argument: Any, system: System, setup: _Setup, repeats: int, compiled: bool) -> object:
     """The preconditioner of its A. A class is a factory, even if its objects are preconditioners. `compiled`:
-    data that `cg` computes once from M for its compiled loop is part of the setup."""
+    data that the method computes once from M for its compiled loop is part of the setup."""
     if argument is None or (isinstance(argument, MADE) and not isinstance(argument, MatrixNetwork)):
         batch: Any = getattr(argument, "batch_shape", ())
         if batch:

@@ -236,7 +236,7 @@ class Tracer(Watch):
         noted."""
         with _pop_mode_temporarily():
             x, *others = out = run()
-            rows = self.rules.solved(self, inputs, x, dims)
+            rows = self.rules.trace_solve(self, inputs, x, dims)
         if any(self.depends(t) for t in inputs):
             self.write(x, rows)
             for t in others:

@@ -456,7 +456,9 @@ class Program:
         for i in every:
             if i.op not in _MAKES_VECTOR:
                 register.setdefault(i.out, len(register))
-        self.constants = torch.tensor([[value] for value in constants.values()], dtype=torch.float64)
+        self.constants = torch.tensor(
+            [[value] for value in constants.values()], dtype=torch.float64, device="cpu"
+        )
         self.registers = len(register)
         self.vectors = len(vectors)
         starts = [v for v, kind in zip(state, kinds, strict=True) if kind == "n"]
@@ -495,7 +497,7 @@ class Program:
             at(norm), at(commit), at(stop), at(doubt), at(lost), *(slots[e] for e in vector_ends),
             len(copies), *(number for pair in copies for number in pair),
             *numbers(self.before), *encoded(self.passes), *encoded(self.check),
-        ])  # fmt: skip
+        ], device="cpu")  # fmt: skip
 
     def _allocate(self, inputs: list[int], ends: list[int]) -> tuple[dict[int, int], int, int]:
         """A place for each vector: inputs first, then those that outlive their pass, then those that live
@@ -538,7 +540,7 @@ class Program:
                 "Method: state_vectors must be the number of vectors, which are the first fields of the "
                 f"state, got {self.vectors} and after them a field of shape {wrong[0]}"
             )
-        t = torch.zeros(self.registers, given[0].shape[-1], dtype=torch.float64)
+        t = torch.zeros(self.registers, given[0].shape[-1], dtype=torch.float64, device="cpu")
         first = len(given)
         t[first : first + len(self.constants)] = self.constants
         t[:first] = torch.cat(list(given))

@@ -341,7 +341,16 @@ def _matrix(tensors: dict[str, Tensor], name: str, shape: tuple[int, int]) -> CS
     return CSR(ones.expand(*values.shape[:-1], -1), pattern)
 
 
-class Trainable(SavedModule, Preconditioner):
+class _ReadyModule(SavedModule):
+    """A module before its `__init__`, so that subclasses need not call `super().__init__()`."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        M = super().__new__(cls)
+        torch.nn.Module.__init__(M)
+        return M
+
+
+class Trainable(_ReadyModule, Preconditioner):
     """A preconditioner with parameters: tensors of M, or of a subclass. Solvers compute their gradient with
     gradient="unrolled" or "checkpointed". Table of names and defaults: docs/preconditioners.md.
 
@@ -391,11 +400,6 @@ class Trainable(SavedModule, Preconditioner):
     forward = Preconditioner.forward  # before torch.nn.Module's, which only raises
     M: Preconditioner | None = None  # the fixed part
     positive: How | None
-
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        M = super().__new__(cls)
-        torch.nn.Module.__init__(M)  # here, so that subclasses need not call `super().__init__()`
-        return M
 
     def __init__(
         self,

@@ -466,7 +466,7 @@ def iteration_count(step: int, iterations: int, every: int | None) -> int:
 
     Examples
     --------
-    >>> [iterations_at(step, 3, 10) for step in (0, 9, 10, 20, 30)]
+    >>> [iteration_count(step, 3, 10) for step in (0, 9, 10, 20, 30)]
     [1, 1, 2, 3, 3]
     """
     return iterations if every is None else min(1 + step // every, iterations)

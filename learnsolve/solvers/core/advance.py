@@ -661,7 +661,7 @@ class RecordedSteps:
         self, method: Any, A: Matrix, M: Any, factors: Sequence[Operand], b: Tensor, criterion: ResidualNorm
     ):
         ops, pattern, values = tuple(factor.op for factor in factors), A.A.pattern, A.A.values
-        self.program = record_steps(method, ops, find_pcg_form(M) is not None, b.dtype)
+        self.program = record_steps(method, ops, M is None or says(M, "symmetric") is True, b.dtype)
         maps: dict[str, Callable[[], Sequence[Operand] | None]] = {
             "A": lambda: [Operand.product(pattern, values, A.transpose)],
             "A.T": lambda: [Operand.product(pattern, values, not A.transpose)],
