@@ -48,11 +48,6 @@ class Passes {
   void dots(const T* u, const std::vector<const T*>& with, T* totals) {
     run(u, with, totals, with.size(), [](int64_t, int64_t) {});
   }
-  T dot(const T* u, const T* v) {
-    T total;
-    dots(u, {v}, &total);
-    return total;
-  }
 
   // The same of rows at ... at + length, for a `run` of one's own.
   const T* precondition_part(const T* x, T* room, int64_t at, int64_t length) const {

@@ -3,7 +3,6 @@
 // learnsolve/ops/program.py records, fuses and encodes them. Sums are of chunks of rows, which depend on A
 // and k alone, added up in order, in double: the same bits for any number of threads.
 #include <cmath>
-#include <limits>
 
 #include "ops/host.h"
 #include "ops/solves.h"

@@ -24,12 +24,12 @@ from torch import Tensor
 from learnsolve.matrix.convert import replace_file
 from learnsolve.recipes.training.settings import CONFIG, WRITTEN_BY, RunSettings, SettingError, need
 
-TENSORS, MODEL, METRICS, REPORT, HTML = (
-    *("state.safetensors", "model.safetensors", "metrics.csv", "report.json", "report.html"),
+TENSORS, MODEL, METRICS = "state.safetensors", "model.safetensors", "metrics.csv"
+REPORT, HTML, EVALUATION = "report.json", "report.html", "evaluation.csv"
+PICTURES = (
+    *("accuracy", "convergence", "gap", "iterations", "loss", "parameters"),
+    *("seeds", "sizes", "steps", "times", "weights"),
 )
-EVALUATION = "evaluation.csv"
-PICTURES = ("accuracy", "convergence", "gap", "iterations", "loss", "parameters", "seeds", "sizes", "steps")
-PICTURES += ("times", "weights")
 # All files that runs may write, and nothing else in a folder is removed. The checkpoint is deleted first: an
 # interruption must not leave it with files of another run; config.yaml, which tells that a run is here, last.
 FILES = (TENSORS, MODEL, METRICS, REPORT, HTML, EVALUATION, *(f"{name}.png" for name in PICTURES), CONFIG)

@@ -381,13 +381,29 @@ def fitting_cg(method: Any, system: System) -> CompiledCG | None:
     return CompiledCG(system, parts, method.flexible, method.cg_state)
 
 
+class Advance:
+    """Compiled code for the loop, see below. Its state is that of the method unless `start` is one."""
+
+    backend: str
+    schedule: Schedule = LOOP_SCHEDULE
+    start: Callable[[Tensor, Tensor], Any] | None = None
+
+    def __call__(
+        self, state: Any, count: int, done: int, running: Any
+    ) -> tuple[Any, Tensor, tuple[Tensor, Tensor | int] | None]:
+        raise NotImplementedError
+
+    def export_state(self, state: Any) -> Any:
+        return state
+
+
 class State(NamedTuple):
     x: Tensor
     r: Tensor
     parts: tuple  # of each part (ops/pcg.py); empty at the start
 
 
-class CompiledCG:
+class CompiledCG(Advance):
     """`Advance` (advance.py) of conjugate gradients."""
 
     schedule: Schedule = CG_SCHEDULE
@@ -561,21 +577,6 @@ _MOST = 5 * 10**8
 _WIDTH, _MANY_ROWS, _ROWS = 8, 2**15, 2**13
 
 
-class Advance(Protocol):
-    """See above."""
-
-    backend: str
-    schedule: Schedule
-
-    @property
-    def start(self) -> Callable[[Tensor, Tensor], Any] | None: ...
-
-    def __call__(
-        self, state: Any, count: int, done: int, running: Tensor | None
-    ) -> tuple[Any, Tensor, tuple[Tensor, Tensor | int] | None]: ...
-    def export_state(self, state: Any) -> Any: ...
-
-
 def fitting(method: Any, system: System, gradient: str) -> Advance | None:
     """The code that advances this method on this system, or None if the loop uses torch operations."""
     if system.callback is not None or gradient == "checkpointed":
@@ -589,7 +590,7 @@ def _has_steps(method: Any) -> bool:
     return bool(method.state_vectors or method.restart)
 
 
-class GmresSteps:
+class GmresSteps(Advance):
     """Steps of gmres, whose state has a basis of any size (csrc/ops/gmres.cpp)."""
 
     def __init__(
@@ -607,7 +608,6 @@ class GmresSteps:
         self.most = max(_MOST // (pattern.nnz + (20 + 3 * min(self.restart, 100)) * len(b)), 1)
         self.M = M  # called before each iteration, if it is not a diagonal
         self.backend = COMPILED if M is None else PYTHON_M
-        self.schedule: Schedule = LOOP_SCHEDULE
         self.criterion, self.bounds = criterion, None
         self.none = b.new_empty(0, 1)
 
@@ -643,19 +643,12 @@ class GmresSteps:
         state = type(state)(new[0], new[1], V, P, None, c, s, numbers[0], numbers[1])
         return state, norms[:ran].unsqueeze(-1), None
 
-    @property
-    def start(self) -> None:
-        """The state is the state of the method."""
 
-    def export_state(self, state: Any) -> Any:
-        return state
-
-
-class RecordedSteps:
+class RecordedSteps(Advance):
     """Steps of a method that is recorded (ops/program.py), of which the first `state_vectors` fields of the
     state are vectors."""
 
-    schedule, backend = LOOP_SCHEDULE, COMPILED
+    backend = COMPILED
 
     def __init__(
         self, method: Any, A: Matrix, M: Any, factors: Sequence[Operand], b: Tensor, criterion: ResidualNorm
@@ -696,13 +689,6 @@ class RecordedSteps:
         self.pause = 0
         scalars = numbers[: len(state) - known].to(self.b.dtype).unsqueeze(-2).unbind(0)
         return type(state)(*fields.unbind(0), *scalars), norms[:iterations], None
-
-    @property
-    def start(self) -> None:
-        """The state is the state of the method."""
-
-    def export_state(self, state: Any) -> Any:
-        return state
 
 
 def _fitting_steps(method: Any, system: System) -> GmresSteps | RecordedSteps | None:

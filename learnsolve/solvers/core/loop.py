@@ -404,30 +404,30 @@ class _Loop:
         history: list[Tensor] = []
         runs, every, end = *self.runs(progress), done + count
         while done < end and runs:
-            stretches: list[_StepResult] = []
+            results: list[_StepResult] = []
             if (compiled := self.compiled) is not None:
                 most = end - done if self.criterion.fixed else min(end, self.schedule.after(done)) - done
                 advanced = compiled(progress.state, most, done, None if every else progress.codes == 0)
                 if advanced[1].shape[-2]:
-                    stretches = [self.record_advance(progress, every, done, *advanced)]
+                    results = [self.record_advance(progress, every, done, *advanced)]
             steps = 0
-            if not stretches:
+            if not results:
                 steps = end - done if self.is_asynchronous else min(self.gap(done), end - done)
             for i in range(steps):
                 progress = self.step(progress, done + i + 1)
-                if stretches and (self.is_asynchronous or not progress.norm.requires_grad):
-                    stretches[-1] = stretches[-1].without_state()  # not needed any more
-                stretches.append(_StepResult(progress, progress.norm, done + i))
+                if results and (self.is_asynchronous or not progress.norm.requires_grad):
+                    results[-1] = results[-1].without_state()  # not needed any more
+                results.append(_StepResult(progress, progress.norm, done + i))
             if not self.is_asynchronous:
-                stretches, waiting, runs, alike = self.inspect(stretches)
+                results, waiting, runs, alike = self.inspect(results)
                 every = alike and runs
                 if waiting:  # the recurrence for r may have drifted from b - A x
-                    r = self.b - self.A(stretches[-1].progress.state.x)
-                    stretches, runs = self.verify_convergence(stretches, r, alike)
-            progress = stretches[-1].progress
-            for stretch in stretches:
-                history.append(stretch.history())
-                done += stretch.iterations
+                    r = self.b - self.A(results[-1].progress.state.x)
+                    results, runs = self.verify_convergence(results, r, alike)
+            progress = results[-1].progress
+            for result in results:
+                history.append(result.history())
+                done += result.iterations
             if self.callback is not None and not replay:
                 progress, stops = self.notify(self.callback, done, progress)
                 runs = runs and not stops
@@ -521,39 +521,39 @@ class _Loop:
         norm = torch.where(stalled, true, norm)
         return _Progress(state, codes, norm, torch.minimum(best, reached), restart)
 
-    def inspect(self, stretches: list[_StepResult]) -> tuple[list[_StepResult], bool, bool, bool]:
+    def inspect(self, results: list[_StepResult]) -> tuple[list[_StepResult], bool, bool, bool]:
         """The iterations with at least one active column, whether some columns wait, whether some run, and
         whether all certainly do the same."""
         alike = False
         if self.on_device:  # a single read
-            stands = stretches[-1].progress.codes == AWAITS_CHECK
-            ran = [(stretch.progress.codes == 0).any() for stretch in stretches]
-            *ran, waiting = torch.stack((*ran, stands.any())).tolist()
+            waits = results[-1].progress.codes == AWAITS_CHECK
+            ran = [(result.progress.codes == 0).any() for result in results]
+            *ran, waiting = torch.stack((*ran, waits.any())).tolist()
             runs = ran[-1]
             # Later iterations changed no column and must not be part of a graph.
-            last, stretches = stretches[-1], stretches[: 1 + sum(ran)]
-            if stretches[-1].progress.state is None:
-                stretches[-1] = last
+            last, results = results[-1], results[: 1 + sum(ran)]
+            if results[-1].progress.state is None:
+                results[-1] = last
         else:
-            values = _values(stretches[-1].progress.codes)
+            values = _values(results[-1].progress.codes)
             waiting, runs, alike = AWAITS_CHECK in values, 0 in values, len(set(values)) == 1
         if not runs:
-            stretches[-1] = stretches[-1].trim()
-        return stretches, waiting, runs, alike
+            results[-1] = results[-1].trim()
+        return results, waiting, runs, alike
 
     def verify_convergence(
-        self, stretches: list[_StepResult], r: Tensor, every: bool
+        self, results: list[_StepResult], r: Tensor, every: bool
     ) -> tuple[list[_StepResult], bool]:
         """Judge waiting columns, some or `every` one, by the true residual r. Columns that have not converged
         restart from it."""
-        state, codes, norm, best, restarted = stretches[-1].progress
+        state, codes, norm, best, restarted = results[-1].progress
         true = residual_norm(r, -2, keepdim=True)
         known = true.detach()
-        stretches = [stretch.correct_norms(true, every) for stretch in stretches]
+        results = [result.correct_norms(true, every) for result in results]
         holds = self.criterion.is_done(self.A, state, r.detach(), known)
         if every and all(_values(holds)):  # the usual case: nothing else to decide
             progress = _Progress(state, holds.long(), true, best, restarted)
-            return [_StepResult(progress, *stretches[-1][1:])], False
+            return [_StepResult(progress, *results[-1][1:])], False
         lost = self.criterion.failure(state, known).masked_fill(holds, CODE[Status.CONVERGED])
         lost = torch.where(known < torch.inf, lost, CODE[Status.NON_FINITE])
         waiting = codes == AWAITS_CHECK
@@ -568,7 +568,7 @@ class _Loop:
             state, started = self.replace_columns(state, new, restarted)
             state = state if bool(started.any()) else new
         progress = _Progress(state, codes, torch.where(waiting, true, norm), best, restarted)
-        return [*stretches[:-1], stretches[-1]._replace(progress=progress)], runs
+        return [*results[:-1], results[-1]._replace(progress=progress)], runs
 
     def replace_columns(self, state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
         """`state` with some columns replaced by `new`, or none if it is not columns, or sizes differ."""
