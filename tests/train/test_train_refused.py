@@ -421,6 +421,14 @@ def test_a_checkpoint_with_other_facts_is_refused(run, no_pictures, capsys, chan
     refused(capsys, run("--resume", "run", "--steps", 9, out=None)[0], "state.safetensors is damaged")
 
 
+def test_a_checkpoint_has_the_same_bytes_every_time(run, no_pictures):
+    _, folder = run("--steps", 1)
+    facts, tensors = checkpoint.read_state(folder)
+    assert {checkpoint.pack_file(tensors, facts) for _ in range(20)} == {
+        (folder / "state.safetensors").read_bytes()
+    }
+
+
 @pytest.mark.parametrize("size", [0, 17, 10**9])
 def test_rows_that_are_not_those_of_the_checkpoint_are_refused(run, no_pictures, capsys, size):
     _, folder = run("--steps", 5)

@@ -65,13 +65,14 @@ def save_state(
 
 
 def pack_file(tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> bytes:
-    """The content of a checkpoint. The JSON is one string: safetensors headers hold only strings."""
-    text = json.dumps(facts)
-    return need("safetensors.torch").save(tensors, {"state": text, "sha256": _digest(tensors, text)})
+    """The content of a checkpoint. The JSON is one string: safetensors headers hold only strings, whose order
+    is not kept."""
+    text = json.dumps({**facts, "sha256": _digest(tensors, facts)})
+    return need("safetensors.torch").save(tensors, {"state": text})
 
 
-def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
-    digest = hashlib.sha256(text.encode())
+def _digest(tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(facts).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
@@ -88,12 +89,12 @@ def read_state(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     content = path.read_bytes()
     try:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
-        tensors = load(content)
-        if header["sha256"] != _digest(tensors, header["state"]):
+        tensors, facts = load(content), json.loads(header["state"])
+        if facts.pop("sha256") != _digest(tensors, facts):
             raise ValueError("its SHA-256 is another")
-        return json.loads(header["state"]), tensors
     except Exception as error:  # parsers raise many kinds of errors on a damaged file
         raise SettingError(f"--resume {folder}: {TENSORS} is damaged ({error}). Start again") from error
+    return facts, tensors
 
 
 def load_state(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
