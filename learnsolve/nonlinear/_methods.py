@@ -23,6 +23,7 @@ from learnsolve.nonlinear._linear import (
     column,
     norm,
 )
+from learnsolve.ops.operators import wrap_operator
 from learnsolve.solvers.core.loop import quiet
 from learnsolve.solvers.least_squares import lsmr
 from learnsolve.solvers.solution import CODE, Iteration, Status
@@ -330,7 +331,8 @@ class Normal(Systems):
             )
 
     def of(self, J: Any) -> Any:
-        return J.T @ J if isinstance(J, CSR) and self.how != "lsmr" else NormalOperator(J)
+        J = wrap_operator(J) if self.how == "lsmr" else J
+        return J.T @ J
 
     def shift(self, shift: Tensor | None) -> None:
         self.mu = shift
@@ -349,10 +351,9 @@ class Normal(Systems):
         J, size = self.J, norm(b, 0)
         largest = norm(J.values, 0) if isinstance(J, CSR) else self.scale(b).sqrt()
         tolerance = rtol * float(size / (largest * norm(self.r, 0)).clamp(min=torch.finfo(b.dtype).tiny))
-        options: dict[str, Any] = {} if isinstance(J, CSR) else {"transpose": J.T}
-        options |= {"damp": 0.0 if self.mu is None else float(self.mu) ** 0.5, "maxiter": maxiter}
+        damp = 0.0 if self.mu is None else float(self.mu) ** 0.5
         with quiet():
-            solution = lsmr(J, -self.r, atol=tolerance, btol=0.0, conlim=0.0, **options)
+            solution = lsmr(J, -self.r, damp=damp, maxiter=maxiter, atol=tolerance, btol=0.0, conlim=0.0)
         left, codes = solution.normal_residual_norm, solution._codes
         assert left is not None
         assert codes is not None
@@ -365,7 +366,7 @@ class Normal(Systems):
     def gradient(self, r: Tensor) -> Tensor:
         """J^T r."""
         self.r = y = column(r, self.residual.levels)
-        return (self.J.T @ y if isinstance(self.J, CSR) else self.J.T(y)).reshape(self.u.shape)
+        return (self.J.T @ y).reshape(self.u.shape)
 
     def magnitude(self, y: Tensor) -> Tensor:
         """About |J|^T y for y >= 0, estimated by some products if only products are known."""
@@ -384,24 +385,7 @@ class Normal(Systems):
         if isinstance(self.matrix, CSR):
             return self.matrix.diagonal().amax(-1)
         v = column(g, levels)
-        return (
-            norm(self.J @ v if isinstance(self.J, CSR) else self.J(v), levels) ** 2
-            / norm(v, levels).clamp(min=torch.finfo(g.dtype).tiny) ** 2
-        )
-
-
-class NormalOperator:
-    """v -> J^T J v."""
-
-    def __init__(self, J: Any):
-        self.J, self.Jt = J, J.T
-
-    def __call__(self, v: Tensor) -> Tensor:
-        return self.Jt(self.J(v))
-
-    @property
-    def T(self) -> NormalOperator:
-        return self
+        return norm(self.J @ v, levels) ** 2 / norm(v, levels).clamp(min=torch.finfo(g.dtype).tiny) ** 2
 
 
 def levenberg_marquardt(

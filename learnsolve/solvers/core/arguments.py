@@ -74,7 +74,7 @@ def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
         A = A.matrix
     if isinstance(A, CSR):
         key, tensor = "values", A.values
-    elif isinstance(A, LinearOperator) and not A.watched:
+    elif isinstance(A, LinearOperator) and A.parameters and not A.watched:
         key, tensor = "coefficients", A.parameters[0]  # of a StencilOperator
     else:
         return torch.Size()
