@@ -14,6 +14,8 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.complex_values import tall, untall
+from learnsolve.ops.products import product, sddmm_values, spmm
+from learnsolve.ops.structure import transpose
 
 Map = Callable[[Tensor], Tensor]  # of blocks of columns
 
@@ -269,24 +271,63 @@ def wrap_operator(A: Any) -> LinearOperator:
     if isinstance(A, LinearOperator):
         return A
     checks.matrix("LinearOperator", "A", A, ". A sum or a product takes a CSR or an operator")
-    return _Entries(A)
+    return Matrix(A)
 
 
-class _Entries(LinearOperator):
-    """A CSR."""
+class Matrix(LinearOperator):
+    """A CSR or its transpose. In a solve, which has checked its arguments, products are not checked."""
 
-    def __init__(self, A: CSR):
-        super().__init__(A.shape, A.values)
-        self.pattern = A.pattern
+    watched = False
 
-    def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
-        return CSR(parameters[0], self.pattern) @ x
+    def __init__(self, A: CSR, transpose: bool = False):
+        self.A, self.transpose, self.parameters = A, transpose, (A.values,)
+        m, n = A.shape
+        self.shape = (n, m) if transpose else (m, n)
 
-    def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        return CSR(parameters[0], self.pattern).T @ y
+    def __call__(self, x: Tensor) -> Tensor:
+        return product(self.A.values, x, self.A.pattern, self.transpose)
 
-    def csr(self, *parameters: Tensor) -> CSR:
-        return CSR(parameters[0], self.pattern)
+    def __matmul__(self, x: Any) -> Any:
+        return spmm(self.A, x, transpose=self.transpose) if isinstance(x, Tensor) else super().__matmul__(x)
+
+    @property
+    def T(self) -> Matrix:
+        return Matrix(self.A, not self.transpose)
+
+    def known_csr(self) -> CSR:
+        return transpose(self.A) if self.transpose else self.A
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Matrix:
+        return Matrix(self.A.with_values(parameters[0]), self.transpose)
+
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        u, w = (x, y) if self.transpose else (y, x)
+        return (conjugate(sddmm_values(u, w, self.A.pattern).sum_to_size(self.A.values.shape)),)
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        assert tangents[0] is not None
+        return product(tangents[0], x, self.A.pattern, self.transpose)
+
+    def largest_entry(self) -> Tensor | None:
+        values = self.A.values.detach()
+        return None if values.shape[-1] == 0 else values.abs().amax(-1)[..., None, None]
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        return product(self.A.values.detach().abs(), x.abs(), self.A.pattern, self.transpose)
+
+    def frobenius(self) -> Tensor | None:
+        if (unit := self.largest_entry()) is None:
+            return None
+        unit = torch.where((unit > 0) & unit.isfinite(), unit, 1)  # squares may leave the range of the dtype
+        values = self.A.values.detach().unsqueeze(-1)
+        return unit * torch.linalg.vector_norm(values / unit, dim=-2, keepdim=True)
+
+    def core(self) -> int:
+        return 1
+
+    def divide_entries(self, unit: Tensor) -> Matrix:
+        """Divide all entries by one scalar per matrix, (..., 1, 1)."""
+        return Matrix(self.A.with_values(self.A.values / unit.squeeze(-1)), self.transpose)
 
 
 class _Composite(LinearOperator):
@@ -323,11 +364,11 @@ class _Sum(_Composite):
 
     def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
         A, B = self.of(parameters)
-        return A(x) + B(x)
+        return A @ x + B @ x
 
     def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
         A, B = self.of(parameters)
-        return A.T(y) + B.T(y)
+        return A.T @ y + B.T @ y
 
     def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: Any) -> CSR:
         return matrices[0] + matrices[1]
@@ -341,11 +382,11 @@ class _Product(_Composite):
 
     def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
         A, B = self.of(parameters)
-        return A(B(x))
+        return A @ (B @ x)
 
     def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
         A, B = self.of(parameters)
-        return B.T(A.T(y))
+        return B.T @ (A.T @ y)
 
     def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: Any) -> CSR:
         return matrices[0] @ matrices[1]
@@ -362,10 +403,10 @@ class _ScaledOperator(_Composite):
         self.symmetric = A.symmetric
 
     def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
-        return self.of(parameters)[0](x) * self.factor(parameters)
+        return self.of(parameters)[0] @ x * self.factor(parameters)
 
     def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        return self.of(parameters)[0].T(y) * self.factor(parameters)
+        return self.of(parameters)[0].T @ y * self.factor(parameters)
 
     def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: Any) -> CSR:
         return matrices[0].with_values(matrices[0].values * self.factor(parameters))

@@ -480,7 +480,7 @@ def _parts(A: Any, M: Any, b: Tensor, flexible: bool = False) -> list[_Part] | N
         return None
     if isinstance(A, Matrix):
         form = _form(M, b, flexible)
-        return None if form is None else [_Part(A.csr, form)]
+        return None if form is None else [_Part(A.known_csr(), form)]
     if b.dim() != 3 or b.is_cuda:  # on a device the loop runs the blocks in parallel
         return None
     forms = _forms_of_blocks(A, M, b)

@@ -25,8 +25,8 @@ from learnsolve.ops import complex_values, structure
 from learnsolve.ops.across import across, find_processes
 from learnsolve.ops.autograd import Nestable, needs_graph
 from learnsolve.ops.blocks import BlockBatch, Layout
-from learnsolve.ops.operators import LinearOperator, Map
-from learnsolve.ops.products import SPLIT, dots, multiply_columns, product, sddmm_values
+from learnsolve.ops.operators import LinearOperator, Map, Matrix
+from learnsolve.ops.products import SPLIT, dots, multiply_columns
 from learnsolve.ops.program import Operand
 from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import EAGER, Iteration
@@ -438,55 +438,6 @@ class _Host(Nestable):
     @staticmethod
     def jvp(ctx, t, *_):  # type: ignore[override]
         return _Host.apply(t, ctx.product, ctx.transpose)
-
-
-class Matrix(LinearOperator):
-    """A CSR matrix or its transpose."""
-
-    watched = False
-
-    def __init__(self, A: CSR, transpose: bool = False):
-        self.A, self.transpose = A, transpose
-        self.parameters = (A.values,)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return product(self.A.values, x, self.A.pattern, self.transpose)
-
-    @property
-    def T(self) -> Matrix:
-        return Matrix(self.A, not self.transpose)
-
-    @property
-    def csr(self) -> CSR:
-        return structure.transpose(self.A) if self.transpose else self.A
-
-    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Matrix:
-        return Matrix(self.A.with_values(parameters[0]), self.transpose)
-
-    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-        u, w = (x, y) if self.transpose else (y, x)
-        return (conjugate(sddmm_values(u, w, self.A.pattern).sum_to_size(self.A.values.shape)),)
-
-    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
-        assert tangents[0] is not None
-        return product(tangents[0], x, self.A.pattern, self.transpose)
-
-    def largest_entry(self) -> Tensor | None:
-        values = self.A.values
-        return None if values.shape[-1] == 0 else largest(values, -1).unsqueeze(-1)
-
-    def magnitude(self, x: Tensor) -> Tensor | None:
-        return product(self.A.values.detach().abs(), x.abs(), self.A.pattern, self.transpose)
-
-    def frobenius(self) -> Tensor | None:
-        return safe_size(self.A.values.detach().unsqueeze(-1))
-
-    def core(self) -> int:
-        return 1
-
-    def divide_entries(self, unit: Tensor) -> Matrix:
-        """Divide all entries by one scalar per matrix, (..., 1, 1)."""
-        return Matrix(self.A.with_values(self.A.values / unit.squeeze(-1)), self.transpose)
 
 
 class Blocks(LinearOperator):
