@@ -571,39 +571,34 @@ class Operator(LinearOperator):
 
     watched = False
 
-    def __init__(self, A: Matrix, transpose: bool = False):
-        self.A, self.transpose, self.across = A, transpose, A.across
+    def __init__(self, A: Matrix):
+        self.structure, self.across, self.shape = A._structure, A.across, A.shape
         self.parameters = (A.values,)
 
-    def _apply(self, values: Tensor, x: Tensor) -> Tensor:
-        return self.A._structure.product(values, x, self.transpose)
+    def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        return self.structure.product(parameters[0], x, False)
+
+    def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        return self.structure.product(parameters[0], y, True)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._apply(self.A.values, x)
-
-    @property
-    def T(self) -> Operator:
-        return Operator(self.A, not self.transpose)
-
-    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Operator:
-        return Operator(self.A.with_values(parameters[0]), self.transpose)
+        return self.apply(x)  # x has the local rows, `shape` is of the whole matrix
 
     def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-        u, w = (x, y) if self.transpose else (y, x)
-        structure = self.A._structure
-        return (sddmm_values(u, structure.append_halo(w), structure.local),)
+        u, w = (x, y) if self.turned else (y, x)
+        return (sddmm_values(u, self.structure.append_halo(w), self.structure.local),)
 
     def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
         assert tangents[0] is not None
-        return self._apply(tangents[0], x)
+        return self.with_parameters((tangents[0],)).apply(x)
 
     def largest_entry(self) -> Tensor | None:
-        values = self.A.values.detach().abs()
+        values = self.parameters[0].detach().abs()
         largest = values.amax() if len(values) else values.sum()
         return self.across.largest(largest.reshape(1, 1))
 
     def magnitude(self, x: Tensor) -> Tensor | None:
-        return self._apply(self.A.values.detach().abs(), x.abs())
+        return self.with_parameters((self.parameters[0].detach().abs(),)).apply(x.abs())
 
     def core(self) -> int:
         return 1

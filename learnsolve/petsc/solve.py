@@ -373,7 +373,7 @@ class KSP(Solver):
         for j in range(b.shape[1]):
             x = torch.zeros(len(b), dtype=b.dtype) if x0 is None else x0.detach()[:, j].clone()
             column = b.detach()[:, j].contiguous()
-            ended.append(self.system.solve(column, x, x0 is not None, self.A.transpose, derivative))
+            ended.append(self.system.solve(column, x, x0 is not None, self.A.turned, derivative))
             columns.append(x)
         x = torch.stack(columns, 1) if columns else torch.zeros_like(b.detach())
         norms, codes = stack_results(ended)
