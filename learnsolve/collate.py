@@ -63,7 +63,7 @@ def collate(samples: Sequence[Any], *, stack: bool = False) -> Any:
     return (batch, *parts) if isinstance(samples[0], (tuple, Sample)) or parts else batch
 
 
-def _parts(name: str, sample: Any) -> tuple:
+def _parts(name: str, sample: object) -> tuple:
     if isinstance(sample, CSR):
         return (sample,)
     if isinstance(sample, Sample):
@@ -91,7 +91,7 @@ def _join_sides(name: str, what: str, column: tuple, matrices: tuple[CSR, ...], 
     return torch.stack([part if part.dim() == 2 else part.unsqueeze(1) for part in column])
 
 
-def _default(samples: Sequence[CSR], *, collate_fn_map: Any = None) -> CSR:
+def _default(samples: Sequence[CSR], *, collate_fn_map: object = None) -> CSR:
     """The rule of `torch.utils.data.default_collate` for matrices: `CSR.stack`."""
     return CSR.stack(samples)
 

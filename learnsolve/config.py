@@ -63,7 +63,7 @@ class set_options:
     ...     product = A @ A
     """
 
-    def __init__(self, **options: Any):
+    def __init__(self, **options: object):
         checks.keywords("set_options", options, _OPTIONS)
         for name, value in options.items():
             if name != "check_every":

@@ -79,7 +79,7 @@ class Profile:
 
 
 @check_arguments
-def profile(fn: Function, *args: Any, repeats: Count = 10, warmup: Count = 2, top: Count = 10) -> Profile:
+def profile(fn: Function, *args: object, repeats: Count = 10, warmup: Count = 2, top: Count = 10) -> Profile:
     r"""Calls and time of fn(\*args) and of its backward pass.
 
     The backward pass starts at all outputs of fn that require grad, with cotangents of ones, and computes the
@@ -138,7 +138,7 @@ def profile(fn: Function, *args: Any, repeats: Count = 10, warmup: Count = 2, to
     return Profile(passes[0], passes[1], top)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     """The tensors in an argument or a result."""
     if isinstance(value, Tensor):
         yield value
@@ -158,7 +158,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(vars(value))
 
 
-def _outputs(result: Any) -> list[Tensor]:
+def _outputs(result: object) -> list[Tensor]:
     outputs = [t for t in _tensors(result) if t.requires_grad]
     if not outputs:
         raise ValueError(

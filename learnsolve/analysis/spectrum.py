@@ -77,17 +77,17 @@ class _FirstOrder(Nestable):
         return value.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
         ctx.function, _, form = inputs
         ctx.save_for_backward(form)
         ctx.save_for_forward(form)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor):  # type: ignore[override]
+    def backward(ctx, g: Tensor):  # type: ignore[override]
         return None, None, _Once.apply(ctx.function, g, ctx.saved_tensors[0])
 
     @staticmethod
-    def jvp(ctx: Any, _function: None, _value: Tensor | None, t: Tensor):  # type: ignore[override]
+    def jvp(ctx, _function: None, _value: Tensor | None, t: Tensor):  # type: ignore[override]
         return _Once.apply(ctx.function, t, ctx.saved_tensors[0])
 
 
@@ -101,15 +101,15 @@ class _Once(Nestable):
         return g.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
         ctx.function = inputs[0]
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor):  # type: ignore[override]
+    def backward(ctx, *_: Tensor):  # type: ignore[override]
         raise _no_second(ctx.function)
 
     @staticmethod
-    def jvp(ctx: Any, *_: object):  # type: ignore[override]
+    def jvp(ctx, *_: object):  # type: ignore[override]
         raise _no_second(ctx.function)
 
 

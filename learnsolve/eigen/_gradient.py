@@ -283,13 +283,13 @@ class _Eigen(Operation):
         return known.values.clone(), known.vectors.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+    def setup_context(ctx, inputs: tuple, output: Any) -> None:
         ctx.save_for_backward(*inputs[:2], *output)
         ctx.known = inputs[2]
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, g_values: Tensor | None, g_vectors: Tensor | None):
+    def backward(ctx, g_values: Tensor | None, g_vectors: Tensor | None):
         a, b, values, U = ctx.saved_tensors
         known: Known = ctx.known
         if g_values is None and g_vectors is None:
@@ -319,7 +319,7 @@ class _Eigen(Operation):
         return ga, gb, None
 
     @staticmethod
-    def jvp(ctx: Any, ta: Tensor | None, tb: Tensor | None, _known: None):
+    def jvp(ctx, ta: Tensor | None, tb: Tensor | None, _known: None):
         a, b, values, U = ctx.saved_tensors
         known: Known = ctx.known
         H, E = known.block(a, b, values, U)
@@ -350,17 +350,17 @@ class _Unknown(Operation):
         return torch.zeros_like(E)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: object) -> None:
+    def setup_context(ctx, inputs: tuple, output: object) -> None:
         ctx.known = inputs[2]
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor):
+    def backward(ctx, cotangent: Tensor):
         if ctx.needs_input_grad[1]:
             ctx.known.tell(_UNKNOWN)
         return None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tE: Tensor, tg: Tensor | None, _known: None):
+    def jvp(ctx, tE: Tensor, tg: Tensor | None, _known: None):
         if tg is not None and bool(numbers(tg).any()):
             ctx.known.tell(_UNKNOWN)
         return torch.zeros_like(tE)
@@ -378,11 +378,11 @@ class _FirstOrderOnly(Operation):
         return E.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+    def setup_context(ctx, inputs: tuple, output: object) -> None:
         ctx.orders, ctx.known = inputs[1:]
 
     @staticmethod
-    def _change(ctx: Any, change: Tensor) -> Tensor:
+    def _change(ctx, change: Tensor) -> Tensor:
         if not ctx.orders:
             ctx.known.tell(_THIRD)
         return dispatch(_FirstOrderOnly, (change,), max(ctx.orders - 1, 0), ctx.known)

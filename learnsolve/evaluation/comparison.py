@@ -405,7 +405,7 @@ def _tolerances(name: str, rtol: Any) -> list[float]:
     return sorted((float(t) for t in tolerances), reverse=True)
 
 
-def _build(argument: Any, system: System, setup: _Setup, repeats: int, compiled: bool) -> object:
+def _build(argument: object, system: System, setup: _Setup, repeats: int, compiled: bool) -> object:
     """The preconditioner of its A. A class is a factory, even if its objects are preconditioners. `compiled`:
     data that the method computes once from M for its compiled loop is part of the setup."""
     if argument is None or (isinstance(argument, MADE) and not isinstance(argument, MatrixNetwork)):

@@ -100,7 +100,7 @@ def matrix(function: str, name: str, A: object, remedy: str = MAKE) -> None:
 
 
 def pattern(
-    function: str, name: str, value: Any, shape: tuple[int, int] | None = None, like: Any = None
+    function: str, name: str, value: Any, shape: tuple[int, int] | None = None, like: object = None
 ) -> None:
     """`value` must be a SparsityPattern, of this shape and on the device of `like`, if given."""
     _is_pattern(function, name, value)

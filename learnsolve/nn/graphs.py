@@ -83,7 +83,7 @@ def _sort_edges(
     return SparsityPattern._construct(crow, col, (n, n)), torch.from_numpy(order).to(device, torch.int64)
 
 
-def is_edges(t: Any) -> TypeGuard[Tensor]:
+def is_edges(t: object) -> TypeGuard[Tensor]:
     """Whether the tensor holds integers. Features are real."""
     return isinstance(t, Tensor) and not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
 
@@ -238,7 +238,7 @@ class GCNConv(torch.nn.Module):
         """The bound a of the uniform distribution of the initial weights."""
         return (6 / (self.in_features + self.out_features)) ** 0.5
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: object) -> None:
         if (theirs := state_dict.pop(f"{prefix}lin.weight", None)) is not None:  # from PyTorch Geometric
             state_dict[f"{prefix}weight"] = theirs.mT
         super()._load_from_state_dict(state_dict, prefix, *others)

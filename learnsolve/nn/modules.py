@@ -38,7 +38,7 @@ class HoldsPattern(torch.nn.Module):
             array = getattr(pattern, name)
             self.register_buffer(name, array.clone() if persistent else array, persistent=persistent)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+    def _apply(self, fn: object, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
         if self.pattern.device != self.crow_indices.device:
             self.pattern = self.pattern.to(self.crow_indices.device)
@@ -143,7 +143,7 @@ class SparseMatrix(HoldsPattern):
         return f"{self.pattern.shape}, nnz={self.pattern.nnz}, trainable={trainable}"
 
 
-def _reject(module: Any, name: str, buffer: Any) -> None:
+def _reject(module: object, name: str, buffer: object) -> None:
     # torch accepts any object with __torch_function__, and fails later, in `.to` or `state_dict`.
     if isinstance(buffer, CSR):
         raise TypeError(

@@ -249,7 +249,7 @@ class GraphNetBlock(torch.nn.Module):
         return f"rows={self.rows}, columns={self.columns}"
 
 
-def _pattern(graph: Any) -> SparsityPattern:
+def _pattern(graph: object) -> SparsityPattern:
     pattern = graph.pattern if isinstance(graph, CSR) else graph
     if not isinstance(pattern, SparsityPattern):
         raise TypeError(

@@ -37,7 +37,7 @@ from learnsolve.solvers.krylov import bicgstab, cg, gmres, minres
 from learnsolve.solvers.solution import CODE, Solution, Status, worst
 
 
-def if_alike(y: Any, u: Tensor, made: Callable[[Tensor], Tensor]) -> Any:
+def if_alike(y: object, u: Tensor, made: Callable[[Tensor], Tensor]) -> Any:
     """made(y), or y if it is not like u, so that an error names the result of f, not a later failure."""
     return made(y) if isinstance(y, Tensor) and (y.shape, y.dtype) == (u.shape, u.dtype) else y
 
@@ -46,7 +46,7 @@ class Arguments:
     """All tensors of args: the leaves of its pytree (a CSR is one), and the parameters of modules in it, or
     of f, if it is a module or the method of one."""
 
-    def __init__(self, f: Any, args: tuple):
+    def __init__(self, f: object, args: tuple):
         self.leaves, self.spec = pytree.tree_flatten(list(args))
         owners = (f, getattr(f, "__self__", None), *self.leaves)
         parts = {id(m): m for owner in owners if isinstance(owner, Module) for m in owner.modules()}
@@ -341,7 +341,7 @@ class Implicit(Nestable):
         return out
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+    def setup_context(ctx, inputs: tuple, output: Any) -> None:
         ctx.rule, _, *p = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
@@ -350,7 +350,7 @@ class Implicit(Nestable):
 
     @staticmethod
     @full_precision
-    def backward(ctx: Any, g: Tensor | None, *_: Any):  # type: ignore[override]
+    def backward(ctx, g: Tensor | None, *_: object):  # type: ignore[override]
         x, codes, *p = (unwrap_if_dead(t) for t in ctx.saved_tensors)
         at = [i for i in range(len(p)) if ctx.needs_input_grad[2 + i]]
         grads: list[Tensor | None] = [None] * len(p)
@@ -363,7 +363,7 @@ class Implicit(Nestable):
         return None, None, *grads
 
     @staticmethod
-    def jvp(ctx: Any, _rule: Any, _x0: Any, *tangents: Any):  # type: ignore[override]
+    def jvp(ctx, _rule: object, _x0: object, *tangents: object):  # type: ignore[override]
         x, _, *p = ctx.saved_tensors
         at = [i for i, t in enumerate(tangents) if t is not None]
 

@@ -389,7 +389,7 @@ class Normal(Systems):
 
 
 def levenberg_marquardt(
-    f: Residual, systems: Systems, direction: Any, u: Tensor, p: tuple[Tensor, ...], r: Tensor, o: Settings
+    f: Residual, systems: Systems, direction: object, u: Tensor, p: tuple[Tensor, ...], r: Tensor, o: Settings
 ) -> LoopResult:
     """Steps d with (J^T J + mu) d = -J^T r. mu falls if the linear model predicted the decrease, and grows
     otherwise. Converged: ||r||, or with o.normal ||J^T r||, reached the tolerance."""
@@ -469,7 +469,7 @@ _RIDGE = 1e3  # in rounding units, for differences of norm one
 
 
 def anderson(
-    f: Residual, systems: Any, direction: Any, x: Tensor, p: tuple[Tensor, ...], r: Tensor, o: Settings
+    f: Residual, systems: Systems, direction: object, x: Tensor, p: tuple[Tensor, ...], r: Tensor, o: Settings
 ) -> LoopResult:
     """x_{k+1} = x_k - d F_k - sum_j gamma_j (Dx_j - d DF_j), with the damping d, where gamma minimizes
     ||F_k - sum_j gamma_j DF_j|| over the last `memory` differences."""

@@ -498,7 +498,7 @@ VARIABLE = real_tensor(require_values)
 
 
 @check_arguments
-def jacobian_sparsity(f: Function, u: Annotated[Tensor, VARIABLE], *args: Any) -> SparsityPattern:
+def jacobian_sparsity(f: Function, u: Annotated[Tensor, VARIABLE], *args: object) -> SparsityPattern:
     r"""Where the Jacobian of f with respect to u may have entries, from the operations that f calls.
 
     Parameters
@@ -733,7 +733,7 @@ def build_pattern(rows: Rows, width: int) -> SparsityPattern:
     return SparsityPattern(crow, col, shape)
 
 
-def flat_output(function: str, out: Any, u: Tensor) -> Tensor:
+def flat_output(function: str, out: object, u: Tensor) -> Tensor:
     if not isinstance(out, Tensor):
         raise TypeError(f"{function}: f must return a torch.Tensor, got {type(out).__name__}")
     if out.dtype != u.dtype:

@@ -123,11 +123,11 @@ class Tracer(Watch):
         self.choosing = False  # values that are read decide how a system is solved
 
     # --- sets of tensors ---
-    def depends(self, t: Any) -> bool:
+    def depends(self, t: object) -> bool:
         """Whether t depends on u or args, with or without a derivative."""
         return self._storage(t) is not None
 
-    def has_rows(self, t: Any) -> bool:
+    def has_rows(self, t: object) -> bool:
         storage = self._storage(t)
         return storage is not None and storage.rows is not None
 
@@ -175,7 +175,7 @@ class Tracer(Watch):
             rows = self.take(both, source)
         storage.rows = rows
 
-    def _storage(self, t: Any) -> _Storage | None:
+    def _storage(self, t: object) -> _Storage | None:
         if not isinstance(t, Tensor) or t.layout is not torch.strided or t._is_zerotensor():
             return None
         memory = t.untyped_storage()
@@ -227,7 +227,7 @@ class Tracer(Watch):
             )
 
     # --- running a program ---
-    def note(self, kind: str, func: Any) -> None:
+    def note(self, kind: str, func: object) -> None:
         if not (self.choosing and kind == "values"):
             self.notes.setdefault((kind, f"{func}{users_line()}"), None)
 
@@ -384,7 +384,7 @@ def apply(tracer: Tracer, func: Any, args: tuple, kwargs: dict, results: list[Te
 _PRIMS = ("add", "sub", "mul", "div", "neg", "where", "convert_element_type", "view_of")
 
 
-def tensors(values: Any) -> list[Tensor]:
+def tensors(values: object) -> list[Tensor]:
     return [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
 
 
@@ -397,7 +397,7 @@ def unknown(c: Call) -> Sets:
     return couple_all(c.tracer, c.operands, c.results)
 
 
-def couple_all(T: Tracer, values: Any, results: list[Tensor]) -> list[Rows | None]:
+def couple_all(T: Tracer, values: object, results: list[Tensor]) -> list[Rows | None]:
     sets = [T.rows(t) for t in tensors(values)]
     every = T.union([None if r is None else one_set(T, r) for r in sets])
     return [None if every is None else T.take(every, np.zeros(t.numel(), int)) for t in results]
@@ -445,7 +445,7 @@ def trace_move(c: Call) -> Sets:
     stack: list[Rows] = []
     first = 1
 
-    def number(t: Any) -> Any:
+    def number(t: object) -> Any:
         nonlocal first
         if not isinstance(t, Tensor) or not differentiable(t):
             return t
@@ -553,7 +553,7 @@ def lines(
     return T.take(every, places(ids).reshape(-1).numpy())
 
 
-def blocks(T: Tracer, inputs: Sequence[Tensor], out: Tensor, dims: Any) -> Rows | None:
+def blocks(T: Tracer, inputs: Sequence[Tensor], out: Tensor, dims: object) -> Rows | None:
     """Dense along `dims`, with a block for each place along the other axes, broadcast."""
     return T.union([lines(T, t, dims, lambda ids: ids.expand(out.shape)) for t in inputs])
 

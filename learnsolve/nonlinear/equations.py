@@ -158,9 +158,9 @@ def solve(
     loop: Loop,
     settings: Settings,
     *,
-    jacobian: Any,
-    linear: Any,
-    M: Any,
+    jacobian: object,
+    linear: object,
+    M: object,
     gradient: str,
     throw: bool,
     adjoint_rtol: float | None,
@@ -211,7 +211,7 @@ def outside(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _make_jacobian(
-    name: str, arguments: Arguments, call: Callable, jacobian: Any, u0: Tensor
+    name: str, arguments: Arguments, call: Callable, jacobian: object, u0: Tensor
 ) -> MatrixJacobian | None:
     """The Jacobian from a user's `jacobian`, or its pattern. None means that only products are known."""
     if callable(jacobian) and not isinstance(jacobian, CSR):
@@ -305,15 +305,15 @@ Gradient = Literal["implicit", "unrolled"]
 def root(
     f: Function,
     u0: Start,
-    *args: Any,
+    *args: object,
     method: Literal["newton", "newton-krylov", "chord", "lm", "anderson"] = "newton",
-    jacobian: Any = "auto",
-    linear: Any = "auto",
-    M: Any = "auto",
+    jacobian: object = "auto",
+    linear: object = "auto",
+    M: object = "auto",
     rtol: NotNegative | None = None,
     atol: NotNegative = 0.0,
     maxiter: Index = 50,
-    line_search: Any = "backtracking",
+    line_search: object = "backtracking",
     pseudo_transient: Positive | None = None,
     forcing: Positive | None = None,
     callback: Callback | None = None,
@@ -415,7 +415,7 @@ def root(
 _LOOPS = {"lm": levenberg_marquardt, "anderson": anderson}
 
 
-def _line_search(rule: Any, u0: Tensor, gradient: str) -> Any:
+def _line_search(rule: object, u0: Tensor, gradient: str) -> Any:
     if isinstance(rule, Tensor):
         return _damping("root", "line_search", rule, u0, gradient)
     if rule is None or rule == "backtracking" or callable(rule):
@@ -425,7 +425,7 @@ def _line_search(rule: Any, u0: Tensor, gradient: str) -> Any:
     return _damping("root", "line_search", rule, u0, gradient)
 
 
-def _damping(function: str, name: str, value: Any, u0: Tensor, gradient: str) -> float | Tensor:
+def _damping(function: str, name: str, value: object, u0: Tensor, gradient: str) -> float | Tensor:
     if not isinstance(value, Tensor):
         return checks.real(function, name, value, "positive and finite", "a number or a torch.Tensor")
     if value.shape not in (torch.Size(), torch.Size([1]), u0.shape):
@@ -446,12 +446,12 @@ def _damping(function: str, name: str, value: Any, u0: Tensor, gradient: str) ->
 def fixed_point(
     g: Function,
     x0: Start,
-    *args: Any,
+    *args: object,
     memory: Index = 5,
     damping: float | Tensor = 1.0,
-    jacobian: Any = "auto",
-    linear: Any = "auto",
-    M: Any = "auto",
+    jacobian: object = "auto",
+    linear: object = "auto",
+    M: object = "auto",
     rtol: NotNegative | None = None,
     atol: NotNegative = 0.0,
     maxiter: Index = 1000,
@@ -508,7 +508,7 @@ def fixed_point(
     settings = make_settings(x0, rtol, atol, maxiter, callback, memory=memory)
     settings.damping = _damping("fixed_point", "damping", damping, x0, gradient)
 
-    def residual(x: Tensor, *args: Any) -> Any:
+    def residual(x: Tensor, *args: object) -> Any:
         return if_alike(g(x, *args), x, lambda y: x - y)
 
     return solve(
@@ -567,11 +567,11 @@ def _minimum(r: Residual, systems: Systems, *rest: Any, few: bool) -> Minimum:
 def least_squares(
     r: Function,
     u0: Start,
-    *args: Any,
+    *args: object,
     method: Literal["lm", "gauss-newton"] = "lm",
-    jacobian: Any = "auto",
-    linear: Any = "auto",
-    M: Any = "auto",
+    jacobian: object = "auto",
+    linear: object = "auto",
+    M: object = "auto",
     rtol: NotNegative | None = None,
     atol: NotNegative = 0.0,
     maxiter: Index = 100,

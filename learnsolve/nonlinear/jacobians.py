@@ -222,7 +222,7 @@ class Jacobian:
 
     function = "jacobian"
 
-    def __init__(self, f: Callable[..., Tensor], pattern: Any = None, mode: str = "auto"):
+    def __init__(self, f: Callable[..., Tensor], pattern: object = None, mode: str = "auto"):
         checks.check_choice(self.function, "mode", mode, self.modes)
         if not callable(f):
             raise TypeError(f"{self.function}: f must be a function of u and args, got {type(f).__name__}")
@@ -232,7 +232,7 @@ class Jacobian:
 
     modes: tuple[str, ...] = _MODES
 
-    def __call__(self, u: Tensor, *args: Any) -> CSR:
+    def __call__(self, u: Tensor, *args: object) -> CSR:
         """The Jacobian at u, shape (f(u).numel(), u.numel())."""
         VARIABLE.check(self.function, "u", u)
         key = program_key(self.function, u, args)
@@ -251,17 +251,17 @@ class Jacobian:
         __call__, "sparse Jacobians are called outside of the graphs of torch.compile"
     )
 
-    def colors(self, u: Tensor, *args: Any) -> int:
+    def colors(self, u: Tensor, *args: object) -> int:
         """The number of derivatives of f in a call with these arguments."""
         return self.analysis(u, *args).plan.count
 
-    def analysis(self, u: Tensor, *args: Any) -> Analysis:
+    def analysis(self, u: Tensor, *args: object) -> Analysis:
         """Pattern and coloring for these arguments, found at the first call with their shapes."""
         VARIABLE.check(self.function, "u", u)
         key = program_key(self.function, u, args)
         return self._analyses.get(key) or self._renew(key, u, args)
 
-    def _renew(self, key: Any, u: Tensor, args: tuple) -> Analysis:
+    def _renew(self, key: object, u: Tensor, args: tuple) -> Analysis:
         self._check_alone(u, args)
         with outside(self.function, u, args) as (plain, plain_args):
             analysis = self._analyze(plain, plain_args)
@@ -469,7 +469,7 @@ class Jacobian:
 
 
 def jacobian(
-    f: Callable[..., Tensor], pattern: Any = None, mode: Literal["auto", "forward", "reverse"] = "auto"
+    f: Callable[..., Tensor], pattern: object = None, mode: Literal["auto", "forward", "reverse"] = "auto"
 ) -> Jacobian:
     r"""The sparse Jacobian of a function: ``jacobian(f)(u, *args)`` is a CSR.
 
@@ -534,7 +534,7 @@ def _longest(pattern: SparsityPattern) -> int:
     return int(pattern.crow_indices.diff().max()) if pattern.shape[0] else 0
 
 
-def convert_pattern(function: str, pattern: Any, argument: str = "pattern") -> SparsityPattern:
+def convert_pattern(function: str, pattern: object, argument: str = "pattern") -> SparsityPattern:
     if isinstance(pattern, CSR):
         return pattern.pattern
     if isinstance(pattern, SparsityPattern):
@@ -582,7 +582,7 @@ class Hessian(Jacobian):
 
 def hessian(
     f: Callable[..., Tensor],
-    pattern: Any = None,
+    pattern: object = None,
     mode: Literal["auto", "star", "acyclic", "columns"] = "auto",
 ) -> Hessian:
     r"""The sparse Hessian of a scalar function: ``hessian(f)(u, *args)`` is a symmetric CSR.

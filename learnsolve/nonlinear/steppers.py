@@ -27,7 +27,7 @@ from learnsolve.solvers.solution import Solution
 @check_arguments
 @outside
 def implicit_euler(
-    f: Function, u0: Start, steps: Index, dt: float | Tensor, *args: Any, **options: Any
+    f: Function, u0: Start, steps: Index, dt: float | Tensor, *args: object, **options: object
 ) -> Solution:
     r"""Time steps :math:`u_{k+1} = u_k + \Delta t\, f(u_{k+1}, \mathtt{args})`, first order, L-stable.
 
@@ -72,7 +72,7 @@ def implicit_euler(
 @check_arguments
 @outside
 def trapezoidal(
-    f: Function, u0: Start, steps: Index, dt: float | Tensor, *args: Any, **options: Any
+    f: Function, u0: Start, steps: Index, dt: float | Tensor, *args: object, **options: object
 ) -> Solution:
     r"""Steps :math:`u_{k+1} = u_k + \frac{\Delta t}{2} (f(u_k) + f(u_{k+1}))`, second order, A-stable.
 
@@ -124,7 +124,7 @@ def _steps(
     f: Callable,
     u0: Tensor,
     steps: int,
-    dt: Any,
+    dt: object,
     args: tuple,
     options: dict[str, Any],
 ) -> Solution:
@@ -139,7 +139,7 @@ def _steps(
         raise ValueError(f"{name}: dt must be a number or have one element, got shape {tuple(dt.shape)}")
     o["jacobian"] = _step_jacobian(name, o["jacobian"], u0)
 
-    def residual(v: Tensor, before: Tensor, weight: Tensor, *args: Any) -> Any:
+    def residual(v: Tensor, before: Tensor, weight: Tensor, *args: object) -> Any:
         return if_alike(f(v, *args), v, lambda y: v - weight * y - before)
 
     ended: dict[int, Solution] = {}
@@ -173,7 +173,7 @@ def _steps(
     return _join_solutions(u, [ended[k] for k in range(steps)])
 
 
-def _step_jacobian(name: str, jacobian: Any, u: Tensor) -> Any:
+def _step_jacobian(name: str, jacobian: object, u: Tensor) -> Any:
     """The Jacobian of v - weight f(v) - before, from the Jacobian of f."""
     if jacobian is None or isinstance(jacobian, str):
         return jacobian

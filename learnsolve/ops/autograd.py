@@ -51,7 +51,7 @@ def _differentiable(jvp: Callable[..., object]) -> Callable[..., Any]:
 class _PrimalContext:
     """A context whose saved tensors have no tangents of this level."""
 
-    def __init__(self, ctx: Any):
+    def __init__(self, ctx):
         self.ctx = ctx
 
     def __getattr__(self, name: str) -> Any:
@@ -114,7 +114,7 @@ class Operation:
 def _keeps(operands: int, both: bool) -> Callable[[Any, tuple, Any], None]:
     """The default setup. With `both` it does the same as `_keeps_for_both`, in one call."""
 
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+    def setup_context(ctx, inputs: tuple, output: object) -> None:
         if operands > 1:
             ctx.save_for_backward(*inputs[:operands])
             if both and forward_mode_may_come():
@@ -127,7 +127,7 @@ def _keeps(operands: int, both: bool) -> Callable[[Any, tuple, Any], None]:
 def _keeps_for_both(setup: Callable[[Any, tuple, Any], None]) -> Callable[[Any, tuple, Any], None]:
     """`setup` that also saves its tensors for `jvp` if forward mode may follow."""
 
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+    def setup_context(ctx, inputs: tuple, output: object) -> None:
         setup(ctx, inputs, output)
         if forward_mode_may_come():
             ctx.save_for_forward(*(ctx.to_save or ()))
@@ -140,7 +140,7 @@ class Multilinear(Operation):
     tangent in place of the operand."""
 
     @classmethod
-    def jvp(cls, ctx: Any, *tangents: Any) -> Tensor | None:
+    def jvp(cls, ctx, *tangents: Any) -> Tensor | None:
         kept: tuple = ctx.saved_tensors or (None,)
         along = (
             dispatch(cls, (*kept[:i], t, *kept[i + 1 :]), *ctx.constants)
@@ -166,12 +166,12 @@ class LinearSolve(Operation):
     times: Callable[..., Tensor]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+    def setup_context(ctx, inputs: tuple, output: object) -> None:
         ctx.save_for_backward(inputs[0], output)
         ctx.constants = inputs[2:]
 
     @classmethod
-    def jvp(cls, ctx: Any, tp: Tensor | None, tb: Tensor | None, *_: Any) -> Tensor:
+    def jvp(cls, ctx, tp: Tensor | None, tb: Tensor | None, *_: object) -> Tensor:
         p, x = ctx.saved_tensors
         by_p = None if tp is None else -cls.times(tp, x, *ctx.constants)
         return dispatch(cls, (p, add(tb, by_p)), *ctx.constants)  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def forward_mode_may_come() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
-def keep_for_forward_mode(ctx: Any, *tensors: Tensor) -> None:
+def keep_for_forward_mode(ctx, *tensors: Tensor) -> None:
     """`save_for_forward`, which takes time, only if forward mode or a functorch transform is active."""
     if forward_mode_may_come():
         ctx.save_for_forward(*tensors)
@@ -354,7 +354,7 @@ def gradient(
     return out if out.shape == like.shape else out.expand(like.shape)
 
 
-def gradients(of: type[Derivative], ctx: Any, h: Tensor, saved: tuple[Tensor, Tensor] | None = None) -> tuple:
+def gradients(of: type[Derivative], ctx, h: Tensor, saved: tuple[Tensor, Tensor] | None = None) -> tuple:
     """The `backward` of a derivative. `saved`: ctx.saved_tensors, which checkpoints allow to read once."""
     u, v = ctx.saved_tensors if saved is None else saved
     role, _, *form = ctx.constants
@@ -373,7 +373,7 @@ def separate_gradients(
     return gradient(of, p, h, role, v, u, *form), gradient(of, q, h, role, u, v, *form)
 
 
-def gradients_of_both(of: type[Derivative], ctx: Any, hu: Tensor | None, hv: Tensor | None) -> tuple:
+def gradients_of_both(of: type[Derivative], ctx, hu: Tensor | None, hv: Tensor | None) -> tuple:
     """The `backward` of `Gradients`: the derivatives of Phi with hu for u, plus Phi with hv for v."""
     u, v, h = ctx.saved_tensors
     role, *form = ctx.constants
@@ -427,7 +427,7 @@ def _level(args: object) -> int:
 
 
 def _rule(operator: Any) -> Any:
-    def loop(*args: Any) -> Any:
+    def loop(*args: object) -> Any:
         level = _level(args)
 
         def members(t: object) -> Any:

@@ -154,7 +154,7 @@ class _Run(Eager):
     """All steps at once. Higher derivatives use single steps."""
 
     @staticmethod
-    def forward(ctx: Any, steps: LinearSteps, b: Tensor, *operands: Tensor) -> Tensor:
+    def forward(ctx, steps: LinearSteps, b: Tensor, *operands: Tensor) -> Tensor:
         *registers, x = _raw(steps.structures, operands, b, steps.steps, True)
         ctx.save_for_backward(b, *operands, *registers)
         ctx.steps = steps
@@ -162,7 +162,7 @@ class _Run(Eager):
 
     @staticmethod
     @full_precision
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+    def backward(ctx, *gradients: Tensor) -> tuple[Any, ...]:
         (g,), steps, saved = gradients, ctx.steps, ctx.saved_tensors
         count, needs = 1 + len(steps.operands), ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():

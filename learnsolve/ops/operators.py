@@ -287,7 +287,7 @@ class Matrix(LinearOperator):
     def __call__(self, x: Tensor) -> Tensor:
         return product(self.A.values, x, self.A.pattern, self.transpose)
 
-    def __matmul__(self, x: Any) -> Any:
+    def __matmul__(self, x: object) -> Any:
         return spmm(self.A, x, transpose=self.transpose) if isinstance(x, Tensor) else super().__matmul__(x)
 
     @property
@@ -347,10 +347,10 @@ class _Composite(LinearOperator):
         return found
 
     def csr(self, *parameters: Tensor) -> CSR | None:
-        known = [part.known_csr() for part in self.of(parameters)]
-        return None if any(A is None for A in known) else self.of_matrices(parameters, *known)
+        known = [A for part in self.of(parameters) if (A := part.known_csr()) is not None]
+        return self.of_matrices(parameters, *known) if len(known) == len(self.parts) else None
 
-    def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: Any) -> CSR | None:
+    def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: CSR) -> CSR | None:
         """The CSR that is made of those of the parts."""
         return None
 
@@ -370,7 +370,7 @@ class _Sum(_Composite):
         A, B = self.of(parameters)
         return A.T @ y + B.T @ y
 
-    def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: Any) -> CSR:
+    def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: CSR) -> CSR:
         return matrices[0] + matrices[1]
 
 
@@ -388,7 +388,7 @@ class _Product(_Composite):
         A, B = self.of(parameters)
         return B.T @ (A.T @ y)
 
-    def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: Any) -> CSR:
+    def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: CSR) -> CSR:
         return matrices[0] @ matrices[1]
 
 
@@ -408,7 +408,7 @@ class _ScaledOperator(_Composite):
     def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
         return self.of(parameters)[0].T @ y * self.factor(parameters)
 
-    def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: Any) -> CSR:
+    def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: CSR) -> CSR:
         return matrices[0].with_values(matrices[0].values * self.factor(parameters))
 
     def factor(self, parameters: tuple[Tensor, ...]) -> float | Tensor:

@@ -108,7 +108,7 @@ def _scatter_gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern
     return gv, gx.reshape(x.shape)
 
 
-def _complex_gradients(ctx: Any, g: Tensor, values: Tensor, x: Tensor) -> tuple:
+def _complex_gradients(ctx, g: Tensor, values: Tensor, x: Tensor) -> tuple:
     """`gradients` by torch's convention, at conjugate operands."""
     role, _, pattern = ctx.constants
     if role == _VALUES or torch.compiler.is_dynamo_compiling() or needs_graph(values, g, x):

@@ -348,7 +348,7 @@ class _Max(_Features):
         return top.reshape(shape), at.reshape(shape)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1])
@@ -371,7 +371,7 @@ class _Linear(_Features, Multilinear):
     operands = 2
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: object) -> None:
+    def setup_context(ctx, inputs: tuple, output: object) -> None:
         ctx.save_for_backward(inputs[1])
         ctx.constants = inputs[2:]
 
@@ -468,7 +468,7 @@ class _Softmax(_Features):
         return _raw_softmax(pattern._structure(columns), flat(e)).reshape(e.shape)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
         ctx.save_for_backward(output)
         ctx.constants = inputs[1:]
 

@@ -273,7 +273,7 @@ class LearnedPC:
     True
     """
 
-    def __init__(self, source: Any = None):
+    def __init__(self, source: object = None):
         self.source = source
         self.options: dict[str, str] = {}
         self._form: Any = None
@@ -319,17 +319,17 @@ class LearnedPC:
                 f"block to a Preconditioner, got {type(source).__name__}"
             )
 
-    def apply(self, pc: Any, x: Any, y: Any) -> None:
+    def apply(self, pc: object, x: object, y: object) -> None:
         self._form.apply(x, y, False)
 
-    def applyTranspose(self, pc: Any, x: Any, y: Any) -> None:
+    def applyTranspose(self, pc: object, x: object, y: object) -> None:
         self._form.apply(x, y, True)
 
-    def view(self, pc: Any, viewer: Any) -> None:
+    def view(self, pc: object, viewer: Any) -> None:
         source = self.options.get("checkpoint") if self.source is None else self.source
         viewer.printfASCII(f"    learnsolve: {self.what or 'not set up'}, weights: {source}\n")
 
-    def destroy(self, pc: Any) -> None:
+    def destroy(self, pc: object) -> None:
         form, self._form = self._form, None
         if form is not None:
             form.destroy()
@@ -460,6 +460,6 @@ def _check_rows(file: Checkpoint, name: str, count: int) -> None:
         )
 
 
-def _polynomial(mat: Any, coefficients: Tensor, interval: Tensor | None) -> Form:
+def _polynomial(mat: object, coefficients: Tensor, interval: Tensor | None) -> Form:
     ends = None if interval is None else (float(interval[0]), float(interval[1]))
     return PolynomialForm(mat, coefficients.double().tolist(), ends)

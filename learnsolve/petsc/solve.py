@@ -77,7 +77,7 @@ class System:
         function: str,
         mat: Any,
         method: str,
-        M: Any,
+        M: object,
         options: dict,
         rtol: float,
         atol: float,
@@ -96,7 +96,7 @@ class System:
             self.destroy()
             raise
 
-    def _set_up(self, function: str, method: str, M: Any, options: dict) -> None:
+    def _set_up(self, function: str, method: str, M: object, options: dict) -> None:
         PETSc, ksp = engine(), self.ksp
         ksp.setOperators(self.mat)
         _set_type(function, "method", ksp.setType, method)
@@ -233,7 +233,7 @@ def _set_type(function: str, name: str, set_type: Any, value: str) -> None:
         ) from None
 
 
-def _said(error: Any) -> str:
+def _said(error: object) -> str:
     """The message, without the code, the calls and the links before it."""
     lines = [line.split("] ", 1)[-1] for line in str(error).splitlines()[1:]]
     return " ".join(line for line in lines if "() at " not in line and "https:" not in line).rstrip(".")
@@ -256,7 +256,7 @@ def solve(
     atol: NotNegative = 0.0,
     maxiter: Index | None = None,
     method: str = "cg",
-    M: Any = "bjacobi",
+    M: object = "bjacobi",
     options: Mapping[str, Any] | None = None,
     throw: bool = False,
 ) -> Solution:
@@ -332,7 +332,7 @@ def solve(
     return solver.solution(B, X0)
 
 
-def _preconditioner(name: str, M: Any) -> Any:
+def _preconditioner(name: str, M: object) -> Any:
     if M is None or isinstance(M, str):
         return M
     # `apply` of a module is torch's.

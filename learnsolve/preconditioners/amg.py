@@ -197,7 +197,7 @@ def jacobi_weights(weight: Any, sizes: Sequence[int], A: CSR) -> list[Weight] | 
     return weights[:count]
 
 
-def _not_positive(level: int, value: Any) -> ValueError:
+def _not_positive(level: int, value: object) -> ValueError:
     return ValueError(
         f"AMG: weight on level {level} must be positive and finite, got {value}. Pass 2/3, or remove it"
     )
@@ -206,7 +206,7 @@ def _not_positive(level: int, value: Any) -> ValueError:
 def choose_hierarchy(
     A: CSR,
     method: str | None,
-    given: Any,
+    given: object,
     max_levels: int | None,
     max_coarse: int | None,
     aggressive: int,
@@ -266,7 +266,7 @@ def _convert_transfers(transfers: Sequence[tuple[Any, Any]], radii: Sequence[Any
     return Hierarchy(prolongations, restrictions, numbers)
 
 
-def _convert_array(S: Any, A: CSR) -> CSR:
+def _convert_array(S: object, A: CSR) -> CSR:
     with plain_tensors():
         T = CSR.from_scipy(S, dtype=A.dtype)
         return CSR(T.values, T.pattern.to(dtype=A.pattern.dtype)).to(A.device)
@@ -327,7 +327,7 @@ class AMG(Preconditioner):
         A: RealSystem,
         *,
         method: Literal["smoothed_aggregation", "ruge_stuben"] | None = None,
-        hierarchy: Any = None,
+        hierarchy: object = None,
         cycle: Cycle = "V",
         smoother: Smoother | None = None,
         presweeps: Index = 1,
@@ -536,7 +536,7 @@ class AMG(Preconditioner):
         )
 
 
-def _may_change(T: Any) -> bool:
+def _may_change(T: object) -> bool:
     """Whether others may change T in place, possibly without a new version of the tensor."""
     t = T.values if isinstance(T, CSR) else T
     return isinstance(t, torch.nn.Parameter) or (isinstance(t, Tensor) and t.requires_grad)

@@ -99,11 +99,11 @@ class Preconditioner:
     depends_on: tuple[Tensor, ...] = ()
     _factor: tuple[CSR | None] | None = None  # set by `_kept_factor`
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
+    def __init_subclass__(cls, **keywords: object) -> None:
         super().__init_subclass__(**keywords)
         checks.export_methods(cls, "__init__", defaults={"A": _ANY_MATRIX})
 
-    def __init__(self, A: CSR | None = None, *others: Any, finite: bool = True):
+    def __init__(self, A: CSR | None = None, *others: object, finite: bool = True):
         """For a preconditioner computed from the square matrix A and `others`, tensors or floats."""
         name = type(self).__name__
         if A is None:
@@ -130,7 +130,7 @@ class Preconditioner:
         raise NotImplementedError(f"{type(self).__name__} must define rmv")
 
     @classmethod
-    def _construct(cls, **attributes: Any) -> Self:
+    def _construct(cls, **attributes: object) -> Self:
         """A preconditioner with these attributes, unchecked."""
         M = cls.__new__(cls)
         vars(M).update(attributes)
@@ -182,7 +182,7 @@ class Preconditioner:
         given = (v.values if isinstance(v, CSR) else v for v in tensors.values() if v is not None)
         return self._construct(**{**vars(self), **tensors, "depends_on": tuple(given), "_factor": None})
 
-    def _convert(self, **kind: Any) -> Preconditioner:
+    def _convert(self, **kind: object) -> Preconditioner:
         """A copy with another dtype or device."""
         return self._construct(**{k: _convert_part(v, kind) for k, v in vars(self).items() if k != "_factor"})
 
@@ -325,7 +325,7 @@ def check_numbers(function: str, A: CSR) -> None:
         )
 
 
-def _convert_part(value: Any, kind: dict[str, Any]) -> Any:
+def _convert_part(value: object, kind: dict[str, Any]) -> Any:
     if isinstance(value, Preconditioner) and not isinstance(value, torch.nn.Module):
         return value._convert(**kind)
     if isinstance(value, tuple) and type(value) is tuple:

@@ -431,7 +431,7 @@ class BlockJacobi(Preconditioner):
         A: RealSystem,
         block_size: Count | None = None,
         *,
-        blocks: Any = None,
+        blocks: object = None,
         symmetric: bool | None = None,
     ):
         name = "BlockJacobi"
@@ -502,7 +502,7 @@ def _consecutive_blocks(P: SparsityPattern, size: int) -> _Blocks:
 
 
 @makes_plain_tensors
-def _group_by_label(P: SparsityPattern, blocks: Any) -> _Blocks:
+def _group_by_label(P: SparsityPattern, blocks: object) -> _Blocks:
     n = P.shape[0]
     try:
         labels = to_numpy(blocks) if isinstance(blocks, Tensor) else np.asarray(blocks)

@@ -316,7 +316,7 @@ class ComplexForm(Preconditioner):
 
 
 def initialize_complex(
-    M: Preconditioner, A: Any, pattern: SparsityPattern | None, hermitian: bool, **keywords: Any
+    M: Preconditioner, A: object, pattern: SparsityPattern | None, hermitian: bool, **keywords: object
 ) -> bool:
     """Initialize M for a complex A, or False if A is not complex."""
     if not (isinstance(A, CSR) and A.values.is_complex()):

@@ -383,7 +383,7 @@ class Hierarchy:
         self.prolongations = checks.sequence("Hierarchy", "prolongations", prolongations, "CSRs")
         count = len(self.prolongations)
 
-        def match_count(name: str, given: Any) -> tuple[Any, ...]:
+        def match_count(name: str, given: object) -> tuple[Any, ...]:
             given = (None,) * count if given is None else checks.sequence("Hierarchy", name, given)
             if len(given) != count:
                 raise ValueError(

@@ -107,7 +107,7 @@ class MatrixNetwork(SavedModule):
     def start(self, A: CSR) -> NetworkStart:
         raise NotImplementedError(f"{type(self).__name__} must define start")
 
-    def forward(self, A: Any) -> Preconditioner:
+    def forward(self, A: object) -> Preconditioner:
         """M, for A or the result of `start(A)`."""
         raise NotImplementedError(f"{type(self).__name__} must define forward")
 

@@ -76,7 +76,7 @@ class PolynomialPreconditioner(Preconditioner):
     columns.
     """
 
-    def __init__(self, A: CSR, degree: int, M: Any, symmetric: bool | None) -> None:
+    def __init__(self, A: CSR, degree: int, M: object, symmetric: bool | None) -> None:
         name = type(self).__name__
         super().__init__(A)
         self.degree = degree
@@ -134,7 +134,7 @@ class PolynomialPreconditioner(Preconditioner):
         x, _ = richardson_sweeps(self.A.values, scale, B, X, self.A.pattern, steps, momentum=momentum)
         return x.reshape(R.shape)
 
-    def _parameter(self, key: str, value: Any) -> float | Tensor:
+    def _parameter(self, key: str, value: object) -> float | Tensor:
         """A positive float, or a tensor with one per matrix, as a factor of blocks of columns."""
         values = self.A.values.expand(*self.batch_shape, -1)
         value = check_open_interval(
@@ -193,7 +193,7 @@ class Neumann(PolynomialPreconditioner):
         *,
         degree: Index = 1,
         weight: float | Tensor = 1.0,
-        M: Any = "jacobi",
+        M: object = "jacobi",
         symmetric: bool | None = None,
     ):
         super().__init__(A, degree, M, symmetric)
@@ -262,7 +262,7 @@ class Chebyshev(PolynomialPreconditioner):
         lmin: float | Tensor | None = None,
         lmax: float | Tensor | None = None,
         degree: Index = 3,
-        M: Any = "jacobi",
+        M: object = "jacobi",
         symmetric: bool | None = None,
     ):
         super().__init__(A, degree, M, symmetric)
@@ -404,7 +404,7 @@ class Polynomial(PolynomialPreconditioner):
         coefficients: Sequence[float] | Tensor,
         *,
         interval: Sequence[float] | Tensor | None = None,
-        M: Any = "jacobi",
+        M: object = "jacobi",
         symmetric: bool | None = None,
     ):
         name = type(self).__name__

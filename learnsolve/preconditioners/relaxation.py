@@ -211,7 +211,7 @@ _RANGE: tuple[float, str, tuple[str, str]] = (
 )
 
 
-def check_relaxation(function: str, A: CSR, omega: Any) -> float | Tensor:
+def check_relaxation(function: str, A: CSR, omega: object) -> float | Tensor:
     """Check the diagonal, and omega, which is returned as a float or tensor."""
     with torch.no_grad():  # for its errors: the diagonal must not have zeros
         reuse_inverse_diagonal(A, function)
@@ -222,7 +222,7 @@ def check_omega(function: str, omega: float | Tensor) -> None:
     check_inside(function, "omega", omega, *_RANGE)
 
 
-def check_sweep(function: str, A: Any, multicolor: Any) -> None:
+def check_sweep(function: str, A: Any, multicolor: object) -> None:
     checks.matrix(function, "A", A)
     checks.dtype(function, "A.values", A.values)
     checks.flag(function, "multicolor", multicolor)

@@ -134,7 +134,7 @@ def _bisect(G: Any, count: int) -> list[np.ndarray]:
     return done
 
 
-def _plan_overlap(P: SparsityPattern, G: Any, cores: Sequence[np.ndarray], overlap: int) -> Subdomains:
+def _plan_overlap(P: SparsityPattern, G: object, cores: Sequence[np.ndarray], overlap: int) -> Subdomains:
     n, count = P.shape[0], len(cores)
     sizes = np.array([len(c) for c in cores], dtype=np.int64)
     crow = np.concatenate(([0], np.cumsum(sizes)))
@@ -257,7 +257,7 @@ class _Cores(list):
         return known.hexdigest()
 
 
-def _rows(rows: Any, number: int, n: int) -> np.ndarray:
+def _rows(rows: object, number: int, n: int) -> np.ndarray:
     a = to_numpy(rows) if isinstance(rows, Tensor) else np.asarray(rows)
     if a.ndim != 1 or a.size == 0 or a.dtype.kind not in "iu":
         raise ValueError(

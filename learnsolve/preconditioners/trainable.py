@@ -344,7 +344,7 @@ def _matrix(tensors: dict[str, Tensor], name: str, shape: tuple[int, int]) -> CS
 class _ReadyModule(SavedModule):
     """A module before its `__init__`, so that subclasses need not call `super().__init__()`."""
 
-    def __new__(cls, *_: Any, **__: Any) -> Self:
+    def __new__(cls, *_: object, **__: object) -> Self:
         M = super().__new__(cls)
         torch.nn.Module.__init__(M)
         return M

@@ -68,7 +68,7 @@ def count_iterations(network: MatrixNetwork, A: CSR, b: torch.Tensor, rtol: floa
     return solution.iterations if solution.converged else None
 
 
-def absolute(A: CSR, b: torch.Tensor, *, rtol: float, maxiter: int | None, M: Any) -> solvers.Solution:
+def absolute(A: CSR, b: torch.Tensor, *, rtol: float, maxiter: int | None, M: object) -> solvers.Solution:
     """`cg` from a random start, to an absolute tolerance: the published stop of PreCorrector."""
     x0 = torch.randn(b.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return solvers.cg(A, b, x0.to(b), rtol=0.0, atol=rtol, maxiter=maxiter, M=M)

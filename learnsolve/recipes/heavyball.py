@@ -54,7 +54,7 @@ def eigenvalues(A: CSR) -> Tensor | None:
     return torch.linalg.eigvalsh(A.detach().to(device="cpu", dtype=torch.float64).to_dense())
 
 
-def expected_energy(spectrum: Tensor, alpha: Any, beta: Any, sweeps: int) -> Tensor:
+def expected_energy(spectrum: Tensor, alpha: object, beta: object, sweeps: int) -> Tensor:
     """Mean of e^T A e after the sweeps over e ~ N(0, I), shape (...), for eigenvalues (..., n).
 
     `alpha` and `beta` are floats or Tensors that broadcast with (...). Differentiable.

@@ -231,7 +231,7 @@ class WholeMatrix:
         """The rows of this process, of a tensor that all processes hold."""
         return t
 
-    def product(self, model: Any) -> Any:
+    def product(self, model: object) -> Any:
         """The learned preconditioner."""
         return model
 
@@ -321,7 +321,7 @@ class MatrixRecipe(VectorRecipe):
 class EnergyRecipe(MatrixRecipe):
     """Its loss is the energy e^T A e of the errors `after` some sweeps."""
 
-    def after(self, A: Any, E: Tensor, *parameters: Any) -> Tensor:
+    def after(self, A: object, E: Tensor, *parameters: object) -> Tensor:
         """The errors E after the sweeps, with these parameters, or with the learned ones."""
         raise NotImplementedError
 
@@ -333,7 +333,7 @@ class EnergyRecipe(MatrixRecipe):
         return (x * (self.A @ x)).sum(0)
 
     @torch.no_grad()
-    def held_out_energy(self, *parameters: Any) -> float:
+    def held_out_energy(self, *parameters: object) -> float:
         """The energy that the sweeps leave, per held-out vector."""
         return quadratic_form(self.A, self.after(self.A, self.held_out, *parameters), symmetric=True).item()
 

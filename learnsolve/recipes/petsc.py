@@ -26,7 +26,7 @@ def distribute_rows(Recipe: Any) -> Any:
     """A `MatrixRecipe` with its losses over the rows of the matrix."""
 
     class OverRows(Recipe):
-        def __init__(self, settings: Any):
+        def __init__(self, settings: object):
             check(settings)
             super().__init__(settings)
             # Pcg needs it for the initial factor, whose learned entries stay in all processes.
@@ -76,7 +76,7 @@ class Rows:
     rows : the rows of the test vectors in this process
     """
 
-    def __init__(self, settings: Any):
+    def __init__(self, settings: object):
         from learnsolve import petsc
         from learnsolve.petsc._processes import processes
 

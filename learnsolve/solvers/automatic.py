@@ -77,7 +77,7 @@ class Ending(NamedTuple):
 NOTHING_YET = Ending()
 
 
-def choices(A: CSR, b: Tensor, M: Any, singular: bool) -> Generator[Choice, Ending, None]:
+def choices(A: CSR, b: Tensor, M: object, singular: bool) -> Generator[Choice, Ending, None]:
     """The choices in order. `send` receives the ending of each."""
     m, n = A.shape
     if m != n:
@@ -104,7 +104,7 @@ def choices(A: CSR, b: Tensor, M: Any, singular: bool) -> Generator[Choice, Endi
 
 
 def _iterations(
-    A: CSR, M: Any, products: float, setup: float, spent: float = 0.0, ending: Ending = NOTHING_YET
+    A: CSR, M: object, products: float, setup: float, spent: float = 0.0, ending: Ending = NOTHING_YET
 ) -> Generator[Choice, Ending, Ending]:
     """Iterative methods within the cost of so many products with A, of which an incomplete factor takes
     `setup`; `spent` were used by an attempt that ended with `ending`."""
@@ -179,7 +179,7 @@ def _prefers_mic(A: CSR) -> bool:
     return bool(((least < 0.01 * diagonal).sum(-1) <= 0.01 * A.shape[0]).all())
 
 
-def preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
+def preconditioner(name: str, A: CSR, M: object) -> tuple[Any, str]:
     """M and its description."""
     if name == "no M":
         return None, ""
@@ -407,11 +407,11 @@ def _ending(solution: Solution, b: Tensor, rtol: float, atol: float) -> Ending:
     return Ending(solution.status, ratio * (count - count // 2), count * math.expm1(power))
 
 
-def _is_operator(A: Any) -> bool:
+def _is_operator(A: object) -> bool:
     return isinstance(A, (LinearOperator, scipy.sparse.linalg.LinearOperator))
 
 
-def _by_products(A: Any, b: Tensor, M: Any) -> Generator[Choice, Ending, None]:
+def _by_products(A: Any, b: Tensor, M: object) -> Generator[Choice, Ending, None]:
     """The choices for an operator without entries."""
     made, why = "given" if not isinstance(M, str) else "no M", "A gives products only"
     if A.shape[0] != A.shape[1]:
@@ -422,7 +422,7 @@ def _by_products(A: Any, b: Tensor, M: Any) -> Generator[Choice, Ending, None]:
         yield Choice("minres", "no M", "A is symmetric and may be indefinite")
 
 
-def _follow_request(A: Any, method: str, M: Any) -> Generator[Choice, Ending, None]:
+def _follow_request(A: Any, method: str, M: object) -> Generator[Choice, Ending, None]:
     """The requested method, with an M that suits it."""
     made = "given" if not isinstance(M, str) and M is not None else "no M"
     square = isinstance(A, CSR) and A.shape[0] == A.shape[1]
@@ -438,12 +438,12 @@ def _run(
     A: CSR,
     b: Tensor,
     x0: Tensor | None,
-    M: Any,
+    M: object,
     rtol: float,
     atol: float,
     maxiter: int | None,
     throw: bool,
-    null_space: Any,
+    null_space: object,
     factors: Factorization | None,
 ) -> Solution:
     if choice.method == "direct":

@@ -2,13 +2,14 @@
 forms."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.convert import TensorLike
+from learnsolve.ops.operators import Map
 from learnsolve.ops.products import combination, multiply_columns
 from learnsolve.solvers.core.arguments import check_options
 from learnsolve.solvers.core.entry import solve
@@ -49,11 +50,13 @@ class ConjugateGradients(Method):
     def __init__(self, flexible: bool = False):
         self.flexible = flexible
 
-    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> CGState:
+    def start(self, A: Map, M: Map | None, x: Tensor, r: Tensor, running: Tensor) -> CGState:
         z = r if M is None else M(r)
         return CGState(x, r, z, dot(r, z))
 
-    def step(self, A: Any, M: Any, b: Tensor, state: CGState, running: Tensor) -> tuple[CGState, Tensor]:
+    def step(
+        self, A: Map, M: Map | None, b: Tensor, state: CGState, running: Tensor
+    ) -> tuple[CGState, Tensor]:
         x, r, p, rho = state
         q = A(p)
         curvature = dot(p, q)
@@ -71,7 +74,7 @@ class ConjugateGradients(Method):
 
 @solver(SymmetricOptions)
 def cg(
-    A: Any,
+    A: object,
     b: TensorLike,
     x0: TensorLike | None = None,
     **options: Unpack[SymmetricOptions],
@@ -122,7 +125,7 @@ def cg(
 
 @solver(SymmetricOptions)
 def fcg(
-    A: Any,
+    A: object,
     b: TensorLike,
     x0: TensorLike | None = None,
     **options: Unpack[SymmetricOptions],
@@ -198,7 +201,7 @@ class CG(torch.nn.Module):
         iterations: int | None = None,
         gradient: str = "unrolled",
         throw: bool = False,
-        null_space: Any = None,
+        null_space: object = None,
     ):
         super().__init__()
         if not callable(M):
@@ -213,7 +216,7 @@ class CG(torch.nn.Module):
         self.rtol, self.atol, self.maxiter, self.iterations = rtol, atol, maxiter, iterations
         self.gradient, self.throw, self.null_space = gradient, throw, null_space
 
-    def forward(self, A: Any, b: TensorLike, x0: TensorLike | None = None) -> Solution:
+    def forward(self, A: object, b: TensorLike, x0: TensorLike | None = None) -> Solution:
         """Solve A x = b by `cg` with the current parameters. Arguments and result are those of `cg`."""
         return (fcg if self.flexible else cg)(
             A,
@@ -270,7 +273,7 @@ class MinimalResidual(Method):
 
     state, state_vectors = MinresState, 9  # see core/advance.py
 
-    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> MinresState:
+    def start(self, A: Map, M: Map | None, x: Tensor, r: Tensor, running: Tensor) -> MinresState:
         z = r if M is None else M(r)
         gamma = root(dot(r, z))
         none, one, zero = torch.zeros_like(r), torch.ones_like(gamma), torch.zeros_like(gamma)
@@ -283,7 +286,7 @@ class MinimalResidual(Method):
         )  # fmt: skip
 
     def step(
-        self, A: Any, M: Any, b: Tensor, state: MinresState, running: Tensor
+        self, A: Map, M: Map | None, b: Tensor, state: MinresState, running: Tensor
     ) -> tuple[MinresState, Tensor]:
         q = state
         z = divide(q.z, q.gamma, running & (q.gamma > 0))
@@ -328,12 +331,12 @@ class MinimalResidual(Method):
         eps = torch.finfo(state.r.dtype).eps
         return running & (100 * eps * state.norm_A * size(state.x) > size(state.r))
 
-    def lost(self, A: Any, b: Tensor, old: MinresState, new: MinresState) -> Tensor:
+    def lost(self, A: Map, b: Tensor, old: MinresState, new: MinresState) -> Tensor:
         """Whether they have."""
         return size(b - A(new.x)) > 1.1 * size(old.r)
 
     def restart_inaccurate(
-        self, A: Any, M: Any, b: Tensor, old: MinresState, new: MinresState, doubt: Tensor
+        self, A: Map, M: Map | None, b: Tensor, old: MinresState, new: MinresState, doubt: Tensor
     ) -> tuple[MinresState, Tensor]:
         """The old state where they have: the step is discarded."""
         lost = doubt & self.lost(A, b, old, new)
@@ -345,7 +348,7 @@ class MinimalResidual(Method):
 
 @solver(SymmetricOptions)
 def minres(
-    A: Any,
+    A: object,
     b: TensorLike,
     x0: TensorLike | None = None,
     **options: Unpack[SymmetricOptions],
@@ -422,14 +425,14 @@ class BiCGSTAB(Method):
     state, state_vectors = BicgstabState, 5  # see core/advance.py
     takes_complex = True
 
-    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> BicgstabState:
+    def start(self, A: Map, M: Map | None, x: Tensor, r: Tensor, running: Tensor) -> BicgstabState:
         none, one = torch.zeros_like(r), torch.ones_like(r[..., :1, :])
         return BicgstabState(
             x, r, r, none, none, one, torch.zeros_like(one), one
         )  # alpha = 0: start in the step
 
     def step(
-        self, A: Any, M: Any, b: Tensor, state: BicgstabState, running: Tensor
+        self, A: Map, M: Map | None, b: Tensor, state: BicgstabState, running: Tensor
     ) -> tuple[BicgstabState, Tensor]:
         q = state
         rho = dot(q.shadow, q.r)
@@ -462,7 +465,7 @@ def _zero(product: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 @solver(SolverOptions)
 def bicgstab(
-    A: Any,
+    A: object,
     b: TensorLike,
     x0: TensorLike | None = None,
     **options: Unpack[SolverOptions],
@@ -543,7 +546,7 @@ class GeneralizedMinimalResidual(Method):
     def products(self, iterations: int) -> int:
         return iterations + max(iterations - 1, 0) // self.restart
 
-    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> GmresState:
+    def start(self, A: Map, M: Map | None, x: Tensor, r: Tensor, running: Tensor) -> GmresState:
         length = root(square(r))
         v = divide(r, length, running)
         none = length.new_empty((0, *length.shape))
@@ -553,7 +556,7 @@ class GeneralizedMinimalResidual(Method):
         )
 
     def step(
-        self, A: Any, M: Any, b: Tensor, state: GmresState, running: Tensor
+        self, A: Map, M: Map | None, b: Tensor, state: GmresState, running: Tensor
     ) -> tuple[GmresState, Tensor]:
         if len(state.c) == self.restart:
             state = self.start(A, M, state.x, b - A(state.x), running)
@@ -618,7 +621,7 @@ def _make_gmres(name: str, restart: int | None) -> GeneralizedMinimalResidual:
 
 @solver(SolverOptions)
 def gmres(
-    A: Any,
+    A: object,
     b: TensorLike,
     x0: TensorLike | None = None,
     *,
@@ -665,7 +668,7 @@ def gmres(
 
 @solver(SolverOptions)
 def fgmres(
-    A: Any,
+    A: object,
     b: TensorLike,
     x0: TensorLike | None = None,
     *,

@@ -189,7 +189,7 @@ class LeastSquaresProblem(Problem):
         """Whether A is known to have independent rows."""
         return isinstance(self.A, DampedOperator) and self.A.transpose
 
-    def _solves(self, A: Any, r: Tensor, b: Tensor, x: Tensor) -> bool:
+    def _solves(self, A: LinearOperator, r: Tensor, b: Tensor, x: Tensor) -> bool:
         """Whether r = b - A x is zero to the tolerance, and no derivative of it is asked for."""
         if torch.is_grad_enabled() or not readable(r):
             return False
@@ -224,7 +224,9 @@ class LeastSquares:
     def rescale(self, of_b: Tensor) -> LeastSquares:
         return copy(self)
 
-    def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor, length: Tensor) -> Tensor:
+    def begin(
+        self, A: LinearOperator, b: Tensor, x: Tensor, r: Tensor, norm: Tensor, length: Tensor
+    ) -> Tensor:
         eps = torch.finfo(b.dtype).eps
         self.atol, self.btol = max(self.atol, eps), max(self.btol, eps)
         self.length, self.A_norm, normal = length, self.estimate_norm(A), safe_size(A.T(r))
@@ -234,7 +236,7 @@ class LeastSquares:
             A_norm = of_b / torch.where(length == 0, 1, length)
         return self._small(x, norm, normal, A_norm) | (length == 0)
 
-    def estimate_norm(self, A: Any) -> Tensor | None:
+    def estimate_norm(self, A: LinearOperator) -> Tensor | None:
         """||A||, if its entries are known: those of a complex A occur twice in its real form."""
         norm = A.frobenius()
         return None if norm is None else norm / self.form**0.5
@@ -252,19 +254,19 @@ class LeastSquares:
     def seems_done(self, state: Any, norm: Tensor) -> Tensor:
         return self._small(state.x, norm, state.normal.detach().abs(), state.A_norm.detach())
 
-    def is_done(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
+    def is_done(self, A: LinearOperator, state: Any, r: Tensor, norm: Tensor) -> Tensor:
         return self._small(state.x, norm, safe_size(A.T(r)), state.A_norm.detach())
 
     def failure(self, state: Any, norm: Tensor) -> Tensor:
         limit = self.conlim if self.conlim > 0 else torch.inf
         return torch.where(state.condition.detach() > limit, CODE[Status.ILL_CONDITIONED], 0)
 
-    def measure(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    def measure(self, A: LinearOperator, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
         """A^T r, with the rounding errors of r."""
         g = A.T(r)
         return size(g), rounding_level(A.T, terms(A, x, b, g), torch.zeros_like(x), r)
 
-    def accuracy(self, A: Any, b: Tensor, x: Tensor, codes: Tensor) -> str:
+    def accuracy(self, A: LinearOperator, b: Tensor, x: Tensor, codes: Tensor) -> str:
         r = b - A(x)
         length = size(r)
         lost = (codes.unsqueeze(-2) != CODE[Status.CONVERGED]) & torch.isfinite(length) & (length > 0)
@@ -357,14 +359,14 @@ class _Bidiagonal(NamedTuple):
     square: Tensor  # ||B||^2, Frobenius
 
 
-def _first_vectors(A: Any, r: Tensor, running: Tensor) -> tuple[_Bidiagonal, Tensor]:
+def _first_vectors(A: LinearOperator, r: Tensor, running: Tensor) -> tuple[_Bidiagonal, Tensor]:
     """beta u = r, alpha v = A^T u, and beta."""
     u, beta = _unit(r, running)
     v, alpha = _unit(A.T(u), running)
     return _Bidiagonal(u, v, alpha, A(v), alpha.detach() ** 2), beta
 
 
-def _next_vectors(A: Any, state: Any, running: Tensor) -> tuple[_Bidiagonal, Tensor]:
+def _next_vectors(A: LinearOperator, state: Any, running: Tensor) -> tuple[_Bidiagonal, Tensor]:
     """beta u = A v - alpha u, alpha v = A^T u - beta v, from a state with the previous vectors, and beta."""
     u, beta = _unit(state.Av - multiply_columns(state.alpha, state.u), running)
     v, alpha = _unit(A.T(u) - multiply_columns(beta, state.v), running)
@@ -400,14 +402,16 @@ class LSQR(Method):
     def products(self, iterations: int) -> int:
         return 2 * iterations
 
-    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> LSQRState:
+    def start(self, A: LinearOperator, M: None, x: Tensor, r: Tensor, running: Tensor) -> LSQRState:
         q, beta = _first_vectors(A, r, running)
         zero = torch.zeros_like(beta)
         return LSQRState(
             x, r, *q, q.v, q.Av, q.alpha, beta, zero, (q.alpha * beta).detach(), q.alpha.detach(), zero + 1
         )  # fmt: skip
 
-    def step(self, A: Any, M: Any, b: Tensor, state: LSQRState, running: Tensor) -> tuple[LSQRState, Tensor]:
+    def step(
+        self, A: LinearOperator, M: None, b: Tensor, state: LSQRState, running: Tensor
+    ) -> tuple[LSQRState, Tensor]:
         s = state
         q, beta = _next_vectors(A, s, running)
         rho = root(s.rho_bar * s.rho_bar + beta * beta)
@@ -428,7 +432,7 @@ class LSQR(Method):
 
 @solver(LeastSquaresOptions)
 def lsqr(
-    A: Any,
+    A: object,
     b: TensorLike,
     x0: TensorLike | None = None,
     *,
@@ -514,7 +518,7 @@ class LSMR(Method):
     def products(self, iterations: int) -> int:
         return 2 * iterations
 
-    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> LSMRState:
+    def start(self, A: LinearOperator, M: None, x: Tensor, r: Tensor, running: Tensor) -> LSMRState:
         q, beta = _first_vectors(A, r, running)
         one, zero, none = torch.ones_like(beta), torch.zeros_like(beta), torch.zeros_like(x)
         zeta_bar = q.alpha * beta
@@ -523,7 +527,9 @@ class LSMR(Method):
             zero, torch.full_like(zero, torch.inf), zeta_bar.detach(), q.alpha.detach(), one,
         )  # fmt: skip
 
-    def step(self, A: Any, M: Any, b: Tensor, state: LSMRState, running: Tensor) -> tuple[LSMRState, Tensor]:
+    def step(
+        self, A: LinearOperator, M: None, b: Tensor, state: LSMRState, running: Tensor
+    ) -> tuple[LSMRState, Tensor]:
         s = state
         q, beta = _next_vectors(A, s, running)
         rho = root(s.alpha_bar * s.alpha_bar + beta * beta)
@@ -552,7 +558,7 @@ class LSMR(Method):
 
 @solver(LeastSquaresOptions)
 def lsmr(
-    A: Any,
+    A: object,
     b: TensorLike,
     x0: TensorLike | None = None,
     *,

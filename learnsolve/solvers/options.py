@@ -153,7 +153,7 @@ OF_MODULES = """
 """
 
 
-def solver(kind: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def solver(kind: object, **defaults: object) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate a solver whose `**options` are of this kind: list them in its signature, with `defaults` where
     they differ from `Options`, and document those that its docstring does not describe."""
 

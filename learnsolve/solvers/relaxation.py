@@ -23,7 +23,7 @@ from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0,
 from learnsolve.solvers.core.entry import solve
 from learnsolve.solvers.core.gradient import attach_zero_gradient
 from learnsolve.solvers.core.loop import Method
-from learnsolve.solvers.core.operators import Columns, Matrix
+from learnsolve.solvers.core.operators import Columns, Map, Matrix
 from learnsolve.solvers.core.stationary import (
     FixedNumber,
     Parameters,
@@ -59,10 +59,12 @@ class Correction(Method):
 
     in_columns = False  # the values belong to no column
 
-    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor | None) -> State:
+    def start(self, A: Matrix, M: Map | None, x: Tensor, r: Tensor, running: Tensor | None) -> State:
         return State(x, r, self.values(A))
 
-    def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor | None) -> tuple[State, Tensor]:
+    def step(
+        self, A: Matrix, M: Map | None, b: Tensor, state: State, running: Tensor | None
+    ) -> tuple[State, Tensor]:
         x = state.x + self.map(A, state.values)(state.r)
         return State(x, b - A(x), state.values), torch.zeros_like(b[..., :1, :], dtype=torch.int64)
 

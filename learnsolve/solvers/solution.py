@@ -187,7 +187,7 @@ class SolverError(RuntimeError):
 if TYPE_CHECKING:  # type checkers infer the types in `x, info = cg(A, b)` only for a tuple
 
     class _Pair(tuple[Tensor, int]):
-        def __new__(cls, *arguments: Any, **keywords: Any) -> Self: ...
+        def __new__(cls, *arguments: object, **keywords: object) -> Self: ...
 
 else:
     _Pair = object

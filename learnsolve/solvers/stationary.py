@@ -41,7 +41,7 @@ from learnsolve.solvers.solution import EAGER, Solution
 # USSR Comput. Math. Math. Phys. 4 (1964) 1-17; trained: Nytko et al., arXiv 2212.05159, section 4.2.
 
 
-def richardson_weight(lmin: Any, lmax: Any) -> Any:
+def richardson_weight(lmin: object, lmax: object) -> Any:
     r"""The best weight, :math:`2 / (\lambda_{\min} + \lambda_{\max})`, for an M A with positive eigenvalues.
 
     Parameters
@@ -74,7 +74,7 @@ def _best_weight(lmin: Any, lmax: Any) -> Any:
 
 @solver(StationaryOptions, rtol=None, atol=None, gradient=None)
 def richardson(
-    A: Any,
+    A: object,
     b: TensorLike,
     x0: TensorLike | None = None,
     *,
@@ -146,12 +146,14 @@ class Richardson(FixedNumber):
     function, keywords = staticmethod(richardson), ("weight", "M")
     weight: torch.nn.Parameter
 
-    def __init__(self, weight: Value = 1.0, iterations: int = 1, M: Any = None, gradient: str = "unrolled"):
+    def __init__(
+        self, weight: Value = 1.0, iterations: int = 1, M: object = None, gradient: str = "unrolled"
+    ):
         super().__init__(iterations, gradient, weight=weight)
         self.M = M
 
 
-def heavyball_parameters(lmin: Any, lmax: Any) -> tuple[Any, Any]:
+def heavyball_parameters(lmin: object, lmax: object) -> tuple[Any, Any]:
     r"""The asymptotically best (alpha, beta) for an M A with positive eigenvalues.
 
     .. math:: \alpha = 4 / (\sqrt{\lambda_{\max}} + \sqrt{\lambda_{\min}})^2, \quad
@@ -187,7 +189,7 @@ def _best_momentum(lmin: Any, lmax: Any) -> tuple[Any, Any]:
 
 @solver(StationaryOptions, rtol=None, atol=None, gradient=None)
 def heavyball(
-    A: Any,
+    A: object,
     b: TensorLike,
     x0: TensorLike | None = None,
     *,
@@ -266,7 +268,7 @@ class Heavyball(FixedNumber):
         alpha: Value = 0.5,
         beta: Value = 0.5,
         iterations: int = 1,
-        M: Any = None,
+        M: object = None,
         gradient: str = "unrolled",
     ):
         super().__init__(iterations, gradient, alpha=alpha, beta=beta)
@@ -332,7 +334,7 @@ def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Ten
 
 @solver(StationaryOptions, rtol=None, atol=None, gradient=None)
 def chebyshev(
-    A: Any,
+    A: object,
     b: TensorLike,
     x0: TensorLike | None = None,
     *,
@@ -405,7 +407,7 @@ class Chebyshev(FixedNumber):
     log_lmax: torch.nn.Parameter
 
     def __init__(
-        self, lmin: Value, lmax: Value, iterations: int = 1, M: Any = None, gradient: str = "unrolled"
+        self, lmin: Value, lmax: Value, iterations: int = 1, M: object = None, gradient: str = "unrolled"
     ):
         super().__init__(iterations, gradient)
         for key, value in (("lmin", lmin), ("lmax", lmax)):

@@ -78,11 +78,11 @@ class VariedFunction:
         return list(_tensors(self.fn(*args)))
 
 
-def _is_number(t: Any) -> bool:
+def _is_number(t: object) -> bool:
     return isinstance(t, Tensor) and t.layout == torch.strided and t.dtype in (torch.float32, torch.float64)
 
 
-def _tensors(result: Any) -> Iterator[Tensor]:
+def _tensors(result: object) -> Iterator[Tensor]:
     if isinstance(result, (list, tuple)):
         for part in result:
             yield from _tensors(part)
@@ -193,7 +193,7 @@ _SAFETY = 10  # error estimates are not bounds
 @check_arguments
 def check_gradients(
     fn: Function,
-    *args: Any,
+    *args: object,
     entries: Index = 20,
     directions: Count = 3,
     step: Positive | None = None,

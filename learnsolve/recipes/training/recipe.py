@@ -127,7 +127,7 @@ def compare_records(
 # --- evaluations ---
 
 
-def compare(A: Any, b: Any, M: Mapping[str, Any], rtol: Sequence[float], **options: Any) -> Evaluation:
+def compare(A: object, b: object, M: Mapping[str, Any], rtol: Sequence[float], **options: Any) -> Evaluation:
     """`compare_preconditioners`, with a row for a preconditioner that fails, instead of warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -141,7 +141,7 @@ def add_amg(candidates: dict[str, Any], n: int) -> dict[str, Any]:
     return candidates | {"AMG": partial(preconditioners.AMG, max_coarse=coarse)}
 
 
-def flat(evaluation: Evaluation, **which: Any) -> list[Row]:
+def flat(evaluation: Evaluation, **which: object) -> list[Row]:
     """The rows of an evaluation, one value per column, preceded by the columns `which`."""
     rows = []
     for row in evaluation.rows:
@@ -258,7 +258,7 @@ class Curves:
     xlabel: str = "optimizer step"
     ylim: tuple[float | None, float | None] | None = None
 
-    def of(self, settings: Any) -> Curves:
+    def of(self, settings: object) -> Curves:
         """Insert the values of the settings."""
         labels = {column: label.format_map(vars(settings)) for column, label in self.columns.items()}
         return replace(self, title=self.title.format_map(vars(settings)), columns=labels)
@@ -317,7 +317,7 @@ class Recipe:
     lower_bound: float = -math.inf  # a loss below it, beyond rounding, stops the run: the task is ill-posed
     advice: str = "Try a smaller --lr"  # when the loss diverges
 
-    def __init__(self, settings: Any):
+    def __init__(self, settings: object):
         """Build matrix, model and data. Raises SettingError for settings that cannot work."""
         raise NotImplementedError
 

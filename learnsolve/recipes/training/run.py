@@ -404,7 +404,7 @@ class _Stop:
                 self._before[number] = signal.signal(number, self._request)
         return self
 
-    def _request(self, number: int, frame: Any) -> None:
+    def _request(self, number: int, frame: object) -> None:
         if self.requested and not self._patient:
             raise KeyboardInterrupt
         self.requested = True

@@ -46,7 +46,7 @@ def check_system(
     return operator, batch
 
 
-def check_complex(name: str, A: Any, b: Tensor, options: Options) -> None:
+def check_complex(name: str, A: object, b: Tensor, options: Options) -> None:
     if isinstance(A, CSR):
         checks.one_dtype(name, b, A.values)
     if isinstance(A, BlockBatch) or (isinstance(A, LinearOperator) and not A.takes_complex):
@@ -68,7 +68,7 @@ def check_b(name: str, b: Any, or_complex: bool = False) -> None:
     checks.dtype(name, "b", b, or_complex)
 
 
-def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
+def check_operands(name: str, A: object, b: Tensor) -> torch.Size:
     """The batch axes of A."""
     if isinstance(A, BlockBatch):
         A = A.matrix
@@ -90,7 +90,7 @@ def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
     return batch
 
 
-def number(name: str, key: str, value: Any) -> None:
+def number(name: str, key: str, value: object) -> None:
     if not checks.real(name, key, value) >= 0:
         raise ValueError(f"{name}: {key} must not be negative, got {value}. 0 asks for as much as possible")
 
@@ -124,7 +124,7 @@ def check_options(name: str, options: Options) -> None:
                 )
 
 
-def check_symmetric(name: str, M: Any) -> None:
+def check_symmetric(name: str, M: object) -> None:
     """M declares its properties as `linear` and `symmetric`. A function without them is trusted, a network is
     not: one that is neither linear nor symmetric would make the iteration slow or stall silently."""
     if M is None:
@@ -187,7 +187,7 @@ _AS_PARAMETERS = "Pass them to super().__init__(shape, *tensors) and use what mv
 
 
 def _reject_transformed_tensors(
-    name: str, A: LinearOperator, given_M: Any, M: Any, x0: Tensor | None, x: Tensor, adjoint_M: Any
+    name: str, A: LinearOperator, given_M: object, M: object, x0: Tensor | None, x: Tensor, adjoint_M: object
 ) -> None:
     x = sample(x)
     x = x.unsqueeze(-1) if x.dim() == 1 else x
@@ -226,7 +226,7 @@ def _find_transformations(apply: Any, x: Tensor) -> set[str]:
 
 
 def refuse_what_learns(
-    name: str, x0: Tensor | None, M: Any, sources: tuple[Tensor, ...], b: Tensor | None = None
+    name: str, x0: Tensor | None, M: object, sources: tuple[Tensor, ...], b: Tensor | None = None
 ) -> None:
     """`sources`: the tensors that A depends on. With a b, what A and b are computed from may be in M too."""
     if x0 is not None and torch.is_grad_enabled() and carries_graph(x0):
@@ -235,17 +235,17 @@ def refuse_what_learns(
         raise no_implicit_gradient(name, "M")
 
 
-def _declare_tensors(M: Any) -> tuple[Tensor, ...]:
+def _declare_tensors(M: object) -> tuple[Tensor, ...]:
     if isinstance(M, CSR):
         return (M.values,)
     return says(M, "depends_on") or (tuple(M.parameters()) if isinstance(M, torch.nn.Module) else ())
 
 
-def _trainable_tensors(M: Any) -> list[Tensor]:
+def _trainable_tensors(M: object) -> list[Tensor]:
     return [t for t in _declare_tensors(M) if t.requires_grad]
 
 
-def learns(M: Any, sources: tuple[Tensor, ...], b: Tensor | None = None) -> bool:
+def learns(M: object, sources: tuple[Tensor, ...], b: Tensor | None = None) -> bool:
     """Whether M depends on a tensor that requires grad and neither A nor b depend on, which would get no
     gradient. A tensor of all three gets its gradient by way of A and b, as the solution does not depend on
     M."""
@@ -274,7 +274,7 @@ def no_implicit_gradient(name: str, what: str) -> ValueError:
     )
 
 
-def refuse_parameters_that_learn(name: str, gradient: str, **parameters: Any) -> None:
+def refuse_parameters_that_learn(name: str, gradient: str, **parameters: object) -> None:
     """Parameters of a method, such as a step size, have no implicit gradient."""
     if gradient != "implicit":
         return

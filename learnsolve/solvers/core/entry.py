@@ -133,7 +133,7 @@ def trace_solve(
     )
 
 
-def _is_null(null: Any) -> bool:
+def _is_null(null: object) -> bool:
     """Whether this is a valid `null_space`. Anything else is rejected outside the graph."""
     if isinstance(null, Tensor):
         return not null.requires_grad
@@ -353,7 +353,7 @@ def _pattern(crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPatte
 
 
 def real_system(
-    name: str, A: Any, b: Tensor, x0: Tensor | None, options: Options
+    name: str, A: object, b: Tensor, x0: Tensor | None, options: Options
 ) -> tuple[Any, Tensor, Tensor | None, Options]:
     """A, b, x0 and the options of the real form."""
     check_b(name, b, or_complex=True)
@@ -381,7 +381,7 @@ def complex_solution(solution: Solution) -> Solution:
     return solution
 
 
-def _matrix(name: str, A: Any, b: Tensor) -> Any:
+def _matrix(name: str, A: object, b: Tensor) -> Any:
     if isinstance(A, CSR):
         checks.rows(name, "b", b, "A", A.shape)
         return real_matrix(A)
@@ -398,7 +398,7 @@ def _matrix(name: str, A: Any, b: Tensor) -> Any:
     return _wrap_real_rows(name, "A", A)
 
 
-def _preconditioner(name: str, M: Any, b: Tensor, implicit: bool) -> Any:
+def _preconditioner(name: str, M: object, b: Tensor, implicit: bool) -> Any:
     """M on real rows; constant if the gradient does not depend on it."""
     if M is None:
         return None
@@ -438,7 +438,7 @@ def _accept_vectors(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
 def solve(
     name: str,
     method: Method,
-    A: Any,
+    A: object,
     b: TensorLike,
     x0: TensorLike | None,
     options: Options,
@@ -525,7 +525,7 @@ def solve(
     return solution
 
 
-def _needs_real_form(method: Method, b: Any) -> bool:
+def _needs_real_form(method: Method, b: object) -> bool:
     return isinstance(b, Tensor) and b.is_complex() and not method.takes_complex
 
 

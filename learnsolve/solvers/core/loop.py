@@ -40,7 +40,7 @@ from torch import Tensor
 from learnsolve.matrix.convert import conjugate
 from learnsolve.ops import across
 from learnsolve.ops.across import rows
-from learnsolve.ops.operators import Between
+from learnsolve.ops.operators import Between, Map
 from learnsolve.ops.sweeps import residual_norm
 from learnsolve.solvers.core.advance import (
     AWAITS_CHECK,
@@ -143,7 +143,7 @@ def _reasons(system: System, out: Outcome) -> Outcome:
     return out._replace(codes=codes, note=why + system.criterion.accuracy(A, b, x, codes))
 
 
-def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> tuple[Tensor, str]:
+def without_solution(A: Map, b: Tensor, x: Tensor, codes: Tensor) -> tuple[Tensor, str]:
     """`codes` (..., k), with INCONSISTENT for columns that failed because A x = b has no solution, and the
     size of the component of b outside the range of A.
 
@@ -185,13 +185,13 @@ def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> tuple[Tenso
     return codes, f"b has a component of {share:.2g} ||b|| along {along} removes it. "
 
 
-def _norm(A: Any, y: Tensor) -> Tensor:
+def _norm(A: Map, y: Tensor) -> Tensor:
     """|| |A| |y| ||, or a lower bound of ||A|| for y of length one."""
     entries = A.magnitude(y)
     return size(A(y)) if entries is None else size(entries)
 
 
-def _least_residual(A: Any, At: Any, b: Tensor) -> Tensor:
+def _least_residual(A: Map, At: Map, b: Tensor) -> Tensor:
     """b - A x after some steps of conjugate gradients for least squares. Directions and their images have
     norms of about one, whatever the scale of A, so no square leaves the dtype's range."""
     r, s = b, conjugate(At(conjugate(b)))
@@ -216,10 +216,10 @@ _INFINITE, _NONE = torch.tensor(torch.inf, device="cpu"), torch.tensor(False, de
 class Method:
     """See above. The members below `step` have defaults."""
 
-    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> Any:
+    def start(self, A: Map, M: Map | None, x: Tensor, r: Tensor, running: Tensor) -> Any:
         raise NotImplementedError
 
-    def step(self, A: Any, M: Any, b: Tensor, state: Any, running: Tensor) -> tuple[Any, Tensor]:
+    def step(self, A: Map, M: Map | None, b: Tensor, state: object, running: Tensor) -> tuple[Any, Tensor]:
         raise NotImplementedError
 
     flexible = False  # M may change from step to step, and need not be linear or symmetric
@@ -235,16 +235,16 @@ class Method:
         """The products with A and A^T."""
         return iterations
 
-    def is_inaccurate(self, state: Any, running: Tensor) -> Tensor | None:
+    def is_inaccurate(self, state: object, running: Tensor) -> Tensor | None:
         """Whether rounding errors may have outgrown r, (..., 1, k), for recurrences that are not reliable."""
         return None
 
-    def lost(self, A: Any, b: Tensor, old: Any, new: Any) -> Tensor:
+    def lost(self, A: Map, b: Tensor, old: object, new: object) -> Tensor:
         """Whether they have."""
         raise NotImplementedError
 
     def restart_inaccurate(
-        self, A: Any, M: Any, b: Tensor, old: Any, new: Any, doubt: Tensor
+        self, A: Map, M: Map | None, b: Tensor, old: object, new: object, doubt: Tensor
     ) -> tuple[Any, Tensor]:
         """The state and the trouble of a step in `doubt`."""
         raise NotImplementedError
@@ -461,7 +461,7 @@ class _Loop:
         progress: _Progress,
         every: bool,
         done: int,
-        state: Any,
+        state: object,
         norms: Tensor,
         stops: tuple[Tensor, Tensor | int] | None,
     ) -> _StepResult:
@@ -577,7 +577,7 @@ class _Loop:
             return state, torch.zeros_like(where)
         return type(state)(*(torch.where(where, f, t) for t, f in pairs)), where
 
-    def export_state(self, state: Any) -> Any:
+    def export_state(self, state: object) -> Any:
         """The state of the method, when compiled code with its own state hands over."""
         if self.compiled is None or self.compiled.start is None:
             return state

@@ -560,7 +560,7 @@ def make_operator(
     function: str,
     A: Any,
     b: Tensor,
-    transpose: Any,
+    transpose: object,
     parameters: Iterable[Tensor],
     symmetric: bool = False,
     square: bool = True,
@@ -635,7 +635,7 @@ def make_operator(
     )
 
 
-def make_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[Tensor], Tensor] | None:
+def make_preconditioner(function: str, name: str, M: object, b: Tensor) -> Callable[[Tensor], Tensor] | None:
     """M as a function of blocks of columns."""
     if M is None:
         return None
@@ -696,7 +696,7 @@ def combine_preconditioners(layout: Layout | None, maps: Sequence[Map | None]) -
     return None if all(M is None for M in maps) else PaddedPreconditioner(layout, maps)
 
 
-def source(M: Any) -> Any:
+def source(M: object) -> Any:
     """The caller's M behind an M of the loops."""
     M = M.function if isinstance(M, DependencyGuard) else M
     return M.original if isinstance(M, Applied) else M
@@ -705,12 +705,12 @@ def source(M: Any) -> Any:
 _UNSAID: dict[str, Any] = {"linear": True, "batch_shape": (), "by_columns": False, "is_diagonal": False}
 
 
-def says(M: Any, what: str) -> Any:
+def says(M: object, what: str) -> Any:
     """What an M, which may be any callable, says of itself, or what is taken to hold if it does not."""
     return getattr(M, what, _UNSAID.get(what))
 
 
-def factors_of(M: Any, pattern: SparsityPattern, transpose: bool = False) -> Sequence[Operand] | None:
+def factors_of(M: object, pattern: SparsityPattern, transpose: bool = False) -> Sequence[Operand] | None:
     """What M, or M^T, multiplies a vector with, one after another, for a recorded method (ops/program.py),
     else None. `pattern` is that of A, whose type of indices all have."""
     form = find_pcg_form(M)
@@ -736,7 +736,7 @@ def factors_of(M: Any, pattern: SparsityPattern, transpose: bool = False) -> Seq
     return factors if fits else None
 
 
-def find_pcg_form(M: Any) -> tuple[str, Tensor | None, Any] | None:
+def find_pcg_form(M: object) -> tuple[str, Tensor | None, Any] | None:
     """(kind, m, factor) of M for the compiled loop of `cg` (ops/pcg.py), else None. A
     preconditioner provides it by a method `pcg_form()`."""
     if isinstance(M, type):

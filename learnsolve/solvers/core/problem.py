@@ -61,7 +61,7 @@ from learnsolve.solvers.solution import CODE, Iteration, Report, Solution, Solve
 ORDINARY = {torch.float32: 20, torch.float64: 150, torch.complex64: 20, torch.complex128: 150}
 
 
-def scale_system(system: System, method: Any) -> tuple[System, Any]:
+def scale_system(system: System, method: object) -> tuple[System, Any]:
     """The system in units, and the function that maps its outcome back. Returns the same system if sizes are
     ordinary. A device that must not be synchronized always gets units, and the compiled loop of cg only units
     of b, since M would have to be scaled in its own form."""
@@ -155,7 +155,7 @@ def _operator(A: Any, units: Units) -> Any:
     return A if units.unit_A is None else A.divide_entries(units.unit_A)
 
 
-def _preconditioner(M: Any, units: Units) -> Any:
+def _preconditioner(M: object, units: Units) -> Any:
     """M, an approximation of A^-1, which may be nonlinear and is applied to unscaled residuals."""
     if M is None or (units.unit_A is None and find_pcg_form(source(M)) is not None):  # it is linear
         return M

@@ -88,7 +88,7 @@ class Parameters:
     def batch(self) -> torch.Size:
         return torch.broadcast_shapes(check_operands(self.name, self.A, self.b), self.b.shape[:-2])
 
-    def read(self, key: str, value: Any, rows: bool = True) -> Any:
+    def read(self, key: str, value: object, rows: bool = True) -> Any:
         """A float, or a tensor (..., 1 or N, 1 or n)."""
         self.values[key] = value
         value, shared = self._read(key, value, rows), across.find_processes(self.A)
@@ -96,7 +96,7 @@ class Parameters:
             return value
         return shared.parameter(self.name, key, value, rows)
 
-    def _read(self, key: str, value: Any, rows: bool) -> Any:
+    def _read(self, key: str, value: object, rows: bool) -> Any:
         if not isinstance(value, Tensor):
             return checks.number(self.name, key, value)
         checks.same_kind(self.name, key, value, self.b)
@@ -170,7 +170,7 @@ def _fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
     return all(s in (1, f) for s, f in zip(shape, full, strict=True))
 
 
-def bounds(read: Parameters, lmin: Any, lmax: Any, options: Options) -> tuple[Any, Any]:
+def bounds(read: Parameters, lmin: object, lmax: object, options: Options) -> tuple[Any, Any]:
     """`lmin` and `lmax` as `read.read` returns them. Default: lmax is 1.1 times an estimate by 10 steps of
     Arnoldi's method, constant to every derivative, and lmin is lmax / 30."""
     named = (("lmin", lmin), ("lmax", lmax))
@@ -180,7 +180,7 @@ def bounds(read: Parameters, lmin: Any, lmax: Any, options: Options) -> tuple[An
     return high / RATIO if low is None else low, high
 
 
-def given_bounds(name: str, lmin: Any, lmax: Any) -> tuple[Any, Any]:
+def given_bounds(name: str, lmin: object, lmax: object) -> tuple[Any, Any]:
     """The same for two given bounds, outside a call."""
     named = (("lmin", lmin), ("lmax", lmax))
     return _check_bounds(
@@ -249,7 +249,7 @@ class FixedNumber(torch.nn.Module):
             cls.__doc__, inspect.signature(cls).parameters, MODULE, OF_MODULES
         )
 
-    def __init__(self, iterations: int, gradient: str, **parameters: Any):
+    def __init__(self, iterations: int, gradient: str, **parameters: object):
         super().__init__()
         name = type(self).__name__
         checks.check_choice(name, "gradient", gradient, FIXED_GRADIENTS)
@@ -268,7 +268,7 @@ class FixedNumber(torch.nn.Module):
         return f"{shapes}iterations={self.iterations}, gradient={self.gradient!r}"
 
 
-def start(name: str, key: str, value: Any) -> Tensor:
+def start(name: str, key: str, value: object) -> Tensor:
     """A float or tensor as the initial value of a parameter of the module `name`, which its function takes as
     the option `key`."""
     if not isinstance(value, Tensor):
@@ -289,17 +289,17 @@ class State(NamedTuple):
 class Stationary(Method):
     """The method for the loop, with constant coefficients a and c (None: 0)."""
 
-    def __init__(self, a: Any, c: Any = None):
+    def __init__(self, a: object, c: object = None):
         self.a, self.c = a, c
 
     def coefficients(self, t: Tensor) -> tuple[Any, Any, Tensor]:
         """a, c and the next t."""
         return self.a, self.c, t
 
-    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
+    def start(self, A: Map, M: Map, x: Tensor, r: Tensor, running: Tensor) -> State:
         return State(x, r, x, r.new_zeros(()))
 
-    def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
+    def step(self, A: Map, M: Map, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
         a, c, t = self.coefficients(state.t)
         x = add_momentum(state.x + multiply_columns(a, M(state.r)), c, state.x, state.old)
         return State(x, b - A(x), state.x, t), torch.zeros_like(running, dtype=torch.int64)
