@@ -25,6 +25,10 @@ from torch import Tensor
 import learnsolve as ls
 from benchmarks.harness import OURS, Run
 from learnsolve.ops.pcg import pcg_iterations
+from learnsolve.solvers.core.entry import solve
+from learnsolve.solvers.core.loop import Method
+from learnsolve.solvers.krylov import MinimalResidual
+from learnsolve.solvers.options import Options
 
 STEPS = 12
 
@@ -185,6 +189,29 @@ def split(run: Run) -> None:
         )
 
 
+class ByTorch(MinimalResidual):
+    state_vectors = 0  # it is not recorded
+
+
+def gradients(run: Run, A: ls.CSR, b: Tensor, iterations: int) -> None:
+    """Of MINRES, as one operation and its adjoint, and one torch operation after another."""
+    values = A.values.clone().requires_grad_()
+    for name in ("none", "IC"):
+
+        def train(method: Method, name: str = name) -> Callable:
+            def step() -> Tensor:
+                M = ls.preconditioners.IC(A.with_values(values)) if name == "IC" else None
+                options = Options(0.0, 0.0, iterations, M=M, gradient="unrolled")
+                x = solve("minres", method, A.with_values(values), b, None, options, symmetric=True).x
+                return torch.autograd.grad(x.sum(), values)[0]
+
+            return lambda: step
+
+        tasks = {OURS: train(MinimalResidual()), "op by op": train(ByTorch())}
+        case = f"an iteration of minres, M {name}, n = {len(b)}"
+        run.row(case, tasks, way="forward + backward", tolerance=1e-6, per=iterations)
+
+
 def python_steps(run: Run) -> None:
     """Against a compiled loop with the same M, or SciPy."""
     side, iterations = (8, 4) if run.quick else (64, 40)
@@ -205,6 +232,7 @@ def python_steps(run: Run) -> None:
         tasks = {OURS: steps(name, own), "cg with IC(0)": steps("cg", M)}
         case = f"an iteration of {name}, M {type(own).__name__}, n = {side * side}"
         run.row(case, tasks, way="forward", check=lambda _: 0.0, per=iterations)
+    gradients(run, A, b, iterations)
     for m, n in ((21, 8),) if run.quick else ((219, 85), (2000, 1000)):
         D = scipy.sparse.random_array((m, n), density=min(5 / n, 1), rng=0) + scipy.sparse.eye_array(m, n)
         D = D.tocsr()

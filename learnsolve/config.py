@@ -14,7 +14,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.cache import budget
 from learnsolve.ops.direct import available
 from learnsolve.ops.sparse_products import swap_plan_limit
-from learnsolve.solvers.core.advance import swap_check_every
+from learnsolve.solvers.options import swap_check_every
 
 _OPTIONS: dict[str, Callable[[Any], Any]] = {  # set a value, and return the previous one
     "plan_cache_bytes": budget.set_limit,

@@ -27,18 +27,20 @@ LS_FUNCTION void combination(const Combination<T>& c, int64_t size, int64_t k) {
 #pragma GCC unroll 8
     for (int s = 0; s < P; ++s) a[t][s] = get<W>(c.a + t * kPeriod<T> + s * V);
   }
-  T* LS_RESTRICT out = c.out;
+  T* out = c.out;  // which may be one of v
   int64_t o = 0;
-  for (; o + kPeriod<T> <= size; o += kPeriod<T>)
+  for (; o + kPeriod<T> <= size; o += kPeriod<T>) {
+    W y[P];
 #pragma GCC unroll 8
     for (int s = 0; s < P; ++s) {
-      const int64_t at = o + s * V;
-      W y = a[0][s] * get<W>(v[0] + at);
+      y[s] = a[0][s] * get<W>(v[0] + o + s * V);
 #pragma GCC unroll 8
-      for (int t = 1; t < K; ++t) y += a[t][s] * get<W>(v[t] + at);
-      set<W>(out + at, y);
-      if (Square) sum[s] += y * y;
+      for (int t = 1; t < K; ++t) y[s] += a[t][s] * get<W>(v[t] + o + s * V);
+      if (Square) sum[s] += y[s] * y[s];
     }
+#pragma GCC unroll 8
+    for (int s = 0; s < P; ++s) set<W>(out + o + s * V, y[s]);
+  }
   T squares[kPeriod<T>];
   for (int s = 0; s < P; ++s) set<W>(squares + s * V, sum[s]);
   for (int e = 0; o < size; ++o, ++e) {

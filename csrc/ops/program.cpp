@@ -1,7 +1,10 @@
 // Recorded programs: steps of an iterative method as lists of instructions on blocks of columns and on
 // numbers of a column, fused into passes over chunks of rows, many iterations in one call.
-// learnsolve/ops/program.py records, fuses and encodes them. Sums are of chunks of rows, which depend on A
-// and k alone, added up in order, in double: the same bits for any number of threads.
+// learnsolve/ops/program.py records, fuses, reverses and encodes them. Sums are of chunks of rows, which
+// depend on A and k alone, added up in order, in double: the same bits for any number of threads.
+//
+// A tape holds vectors of every iteration, in stacks: what a program keeps, and what its adjoint, which goes
+// through the iterations from the last to the first, reads.
 #include <cmath>
 
 #include "ops/host.h"
@@ -34,11 +37,26 @@ struct Pass {
   std::vector<int64_t> sums;  // the numbers that it adds up
 };
 
+// Vectors of every iteration, one after another, after those that were there before the first.
+struct Stack {
+  int64_t vector;               // that is kept
+  std::vector<int64_t> before;  // inputs
+};
+// An input that is read from a stack: at iteration i of the adjoint, which is number first - i, the value
+// after `shift` iterations more, 1 for what that iteration has kept.
+struct Reading {
+  int64_t input, stack, shift;
+};
+
 struct Program {
   int64_t inputs, states, temporaries, scratch, registers;  // vectors: inputs, then temporaries, then scratch
   int64_t norm, commit, stop, doubt, lost;                  // numbers; doubt, lost: or -1
-  std::vector<int64_t> ends;                                // the next value of each state
-  std::vector<std::pair<int64_t, int64_t>> copies;          // from, to
+  std::vector<Stack> kept;
+  std::vector<int64_t> read;  // of the tape that is read, the vectors before the first iteration of a stack
+  std::vector<Reading> readings;
+  int64_t first_known, known;                       // numbers that are read with the tape
+  std::vector<int64_t> ends, in_place;              // the next value of each state; those that are written
+  std::vector<std::pair<int64_t, int64_t>> copies;  // from, to
   std::vector<NumberOp> before;
   std::vector<Pass> passes, check;  // check: what decides about a doubt
 
@@ -48,6 +66,18 @@ struct Program {
     STD_TORCH_CHECK(states <= inputs, name, ": states must be inputs");
     norm = number(), commit = number(), stop = number();
     doubt = next(-1, registers), lost = next(-1, registers);
+    kept.resize(count());
+    for (Stack& stack : kept) {
+      stack.vector = next(inputs, inputs + temporaries);
+      for (int64_t i = count(); i > 0; --i) stack.before.push_back(next(0, inputs));
+    }
+    read.resize(count());
+    for (int64_t& before : read) before = count();
+    for (int64_t i = count(); i > 0; --i) {
+      const int64_t input = next(states, inputs), stack = next(0, read.size());
+      readings.push_back({input, stack, 1 - next(0, read[stack] + 1)});
+    }
+    first_known = next(0, registers + 1), known = next(0, registers + 1 - first_known);
     for (int64_t i = 0; i < states; ++i) ends.push_back(vector(false));
     for (int64_t i = count(); i > 0; --i) {
       const int64_t from = number();
@@ -80,7 +110,13 @@ struct Program {
     STD_TORCH_CHECK(forms[i] >= low && forms[i] <= high, name, ": operand ", i, " has another form");
     return i;
   }
-  int64_t written() { return next(inputs, inputs + temporaries + scratch); }
+  // A state where its next value takes its place.
+  int64_t written(bool or_state) {
+    const int64_t v = next(0, inputs + temporaries + scratch);
+    STD_TORCH_CHECK(v >= inputs || (or_state && v < states), name, ": code writes to an input");
+    if (v < states) in_place.push_back(v);
+    return v;
+  }
   std::vector<NumberOp> number_ops() {
     std::vector<NumberOp> ops(count());
     for (NumberOp& o : ops) {
@@ -102,7 +138,7 @@ struct Program {
       for (VectorOp& o : p.ops) {
         o.kind = next(kCombine, kAbsoluteDot + 1);
         const bool sums = o.kind >= kDot;
-        o.out = sums ? number() : written();
+        o.out = sums ? number() : written(o.kind == kCombine);
         o.square = next(-1, registers), o.count = next(1, kTerms + 1);
         STD_TORCH_CHECK(o.kind == kCombine || o.count == (sums ? 2 : 1), name, ": code has a wrong count");
         for (int64_t t = 0; t < o.count; ++t) o.v[t] = vector();
@@ -164,12 +200,32 @@ std::vector<Operand> operands_of(const char* name, const std::vector<Tensor>& te
   return list;
 }
 
+template <class T>
+struct Tape {
+  T* kept = nullptr;  // or nothing is kept
+  double* numbers = nullptr;
+  std::vector<int64_t> starts;  // of the stacks, in vectors
+  bool backward = false;        // from the last iteration to the first, of an adjoint
+  const T* read = nullptr;
+  const double* known = nullptr;
+  std::vector<int64_t> read_starts;
+  int64_t first = 0, lowest = 0;  // the numbers of its first and its last iteration
+};
+
+// The first vector of each stack, and the number of all.
+std::vector<int64_t> starts_of(const std::vector<int64_t>& before, int64_t iterations) {
+  std::vector<int64_t> starts{0};
+  for (const int64_t count : before) starts.push_back(starts.back() + count + iterations);
+  return starts;
+}
+
 template <class T, class I>
 class Machine {
  public:
   Machine(const Program& program_, const std::vector<Operand>& operands_, const std::vector<Tensor>& vectors,
-          T* memory, double* numbers)
+          T* memory, double* numbers, const Tape<T>& tape_)
       : program(program_),
+        tape(tape_),
         operands(operands_),
         S(*operands_[0].matrix),
         n(vectors[0].size(0)),
@@ -186,11 +242,11 @@ class Machine {
     }
     const int64_t pool = program.temporaries + program.states;
     for (int64_t i = 0; i < pool; ++i) places.push_back(memory + i * n * k);
-    for (const Tensor& t : vectors) {
-      base.push_back(const_cast<T*>(data<T>(t)));  // never written: only temporaries are
-      where.push_back(-static_cast<int64_t>(base.size()));
-    }
-    for (int64_t i = 0; i < program.temporaries; ++i) base.push_back(places[i]), where.push_back(i);
+    for (const Tensor& t : vectors) given.push_back(const_cast<T*>(data<T>(t)));  // never written
+    first_numbers.assign(q, q + program.registers * k);
+    for (size_t s = 0; tape.kept && s < program.kept.size(); ++s)
+      for (size_t j = 0; j < program.kept[s].before.size(); ++j)
+        std::copy_n(given[program.kept[s].before[j]], n * k, tape.kept + (tape.starts[s] + j) * n * k);
     const I* table = data<I>(S.blocks);
     chunks.push_back(0);
     for (int64_t b = 1; b <= S.n_blocks(); ++b) {
@@ -201,21 +257,11 @@ class Machine {
   }
 
   int64_t run(int64_t iterations, T* norms) {
-    int64_t ran = 0;
-    for (; ran < iterations;) {
-      evaluate(program.before);
-      for (const Pass& pass : program.passes) run_pass(pass);
-      if (program.doubt >= 0 && any(program.doubt)) {
-        for (const Pass& pass : program.check) run_pass(pass);
-        bool lost = false;
-        for (int64_t c = 0; c < k; ++c) lost |= now(program.doubt)[c] != 0 && now(program.lost)[c] != 0;
-        if (lost) break;
-      }
-      if (!all(program.commit)) break;
-      for (int64_t c = 0; c < k; ++c) norms[ran * k + c] = static_cast<T>(now(program.norm)[c]);
-      ++ran;
-      advance();
-      if (any(program.stop)) break;
+    begin();
+    int64_t ran = iterate(iterations, norms);
+    if (ran < 0) {  // again, without the iteration that does not count
+      begin();
+      iterate(ran = -1 - ran, norms);
     }
     std::fill(norms + ran * k, norms + iterations * k, T(0));
     return ran;
@@ -223,8 +269,44 @@ class Machine {
   const T* state(int64_t i) const { return base[i]; }
 
  private:
+  void begin() {
+    std::copy(first_numbers.begin(), first_numbers.end(), q);
+    base = given, where.assign(base.size(), kGiven);
+    for (int64_t i = 0; i < program.temporaries; ++i) base.push_back(places[i]), where.push_back(i);
+    for (const int64_t i : program.in_place) {
+      base[i] = places[where[i] = program.temporaries + i];
+      std::copy_n(given[i], n * k, base[i]);
+    }
+  }
+
+  // How many iterations ran. -1 - so many: another one has changed the state.
+  int64_t iterate(int64_t iterations, T* norms) {
+    int64_t ran = 0;
+    for (; ran < iterations;) {
+      move_tape(ran);
+      evaluate(program.before);
+      for (const Pass& pass : program.passes) run_pass(pass);
+      if (program.doubt >= 0 && any(program.doubt)) {
+        for (const Pass& pass : program.check) run_pass(pass);
+        bool lost = false;
+        for (int64_t c = 0; c < k; ++c) lost |= now(program.doubt)[c] != 0 && now(program.lost)[c] != 0;
+        if (lost) return undone(ran);
+      }
+      if (!all(program.commit)) return undone(ran);
+      for (int64_t c = 0; c < k; ++c) norms[ran * k + c] = static_cast<T>(now(program.norm)[c]);
+      if (tape.numbers) std::copy_n(q, program.registers * k, tape.numbers + ran * program.registers * k);
+      ++ran;
+      advance();
+      if (any(program.stop)) break;
+    }
+    return ran;
+  }
+  int64_t undone(int64_t ran) const { return program.in_place.empty() ? ran : -1 - ran; }
+
+  static constexpr int64_t kGiven = -1;    // where a vector is that has none of the places
   static constexpr int64_t kChunk = 1024;  // numbers of a vector: what a pass reads stays in the first cache
   const Program& program;
+  const Tape<T>& tape;
   const std::vector<Operand>& operands;
   const Structure& S;  // of the first one, A
   const int64_t n, k;
@@ -232,9 +314,9 @@ class Machine {
   std::vector<CsrView<T, I>> views;
   std::vector<std::vector<T>> own;  // values of transposes
   std::vector<T> coefficients, scratch;
-  std::vector<T*> places, base;
+  std::vector<T*> places, given, base;
   std::vector<int64_t> where, chunks;
-  std::vector<double> moved;
+  std::vector<double> moved, first_numbers;
   int64_t longest = 0;
   Sums<T> sums;
   const Kernels<T, I>& table = kernels().get<T, I>();
@@ -349,6 +431,22 @@ class Machine {
     }
   }
 
+  // Where this iteration reads and keeps vectors, and the numbers that it reads.
+  void move_tape(int64_t iteration) {
+    const int64_t number = tape.backward ? tape.first - iteration : iteration;
+    for (size_t s = 0; tape.kept && s < program.kept.size(); ++s) {
+      const Stack& stack = program.kept[s];
+      const int64_t row = tape.starts[s] + stack.before.size() + number - tape.lowest;
+      base[stack.vector] = tape.kept + row * n * k, where[stack.vector] = kGiven;
+    }
+    for (const Reading& r : program.readings) {
+      const int64_t row = tape.read_starts[r.stack] + program.read[r.stack] - 1 + number + r.shift;
+      base[r.input] = const_cast<T*>(tape.read + row * n * k);
+    }
+    if (tape.backward)
+      std::copy_n(tape.known + number * program.known * k, program.known * k, now(program.first_known));
+  }
+
   // The state of the next iteration: vectors change places, numbers are copied.
   void advance() {
     const std::vector<int64_t> before = where;
@@ -372,10 +470,10 @@ class Machine {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> csr_program(const std::vector<Tensor>& tensors,
-                                                       const std::vector<int64_t>& forms, const Tensor& code_,
-                                                       const std::vector<Tensor>& vectors_,
-                                                       const Tensor& numbers_, int64_t iterations) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_program(
+    const std::vector<Tensor>& tensors, const std::vector<int64_t>& forms, const Tensor& code_,
+    const std::vector<Tensor>& vectors_, const Tensor& numbers_, const std::vector<Tensor>& tape_,
+    int64_t first, int64_t iterations, bool keep) {
   const char* name = "csr_program";
   const Tensor numbers_in = dense(numbers_), code = dense(code_);
   STD_TORCH_CHECK(code.scalar_type() == ScalarType::Long && code.is_cpu(), name, ": code must be int64");
@@ -399,18 +497,51 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_program(const std::vector<Tensor>
                   name, ": numbers must be (", program.registers, ", k), float64");
   STD_TORCH_CHECK(iterations >= 0 && iterations <= (int64_t{1} << 31), name,
                   ": iterations must be 0 ... 2^31, got ", iterations);
+  std::vector<int64_t> before;
+  for (const Stack& stack : program.kept) before.push_back(stack.before.size());
+  const std::vector<int64_t> starts = starts_of(before, keep ? iterations : 0);
+  STD_TORCH_CHECK(tape_.size() == (program.known == 0 ? 0 : 2), name,
+                  ": a tape is two tensors, for a program that reads one");
+  std::vector<int64_t> read_starts;
+  std::vector<Tensor> tape_in;
+  if (!tape_.empty()) {
+    for (const Tensor& t : tape_) tape_in.push_back(dense(t)), check_device(name, like, {&tape_in.back()});
+    const Tensor &vectors_in = tape_in[0], &known = tape_in[1];
+    STD_TORCH_CHECK(known.scalar_type() == ScalarType::Double && known.dim() == 3 &&
+                        known.size(1) == program.known && known.size(2) == k,
+                    name, ": the numbers of a tape must be (iterations, ", program.known, ", k), float64");
+    read_starts = starts_of(program.read, known.size(0));
+    STD_TORCH_CHECK(vectors_in.scalar_type() == like.scalar_type() && vectors_in.dim() == 3 &&
+                        vectors_in.size(0) == read_starts.back() && vectors_in.size(1) == n &&
+                        vectors_in.size(2) == k,
+                    name, ": a tape must be (", read_starts.back(), ", n, k)");
+    STD_TORCH_CHECK(first < known.size(0) && first + 1 >= iterations, name, ": the tape has no ", iterations,
+                    " iterations up to number ", first);
+  }
   const Tensor memory = new_empty(like, Size{program.temporaries + program.states, n, k});
   Tensor states = new_empty(like, Size{program.states, n, k}),
          numbers = new_empty(numbers_in, sizes_of(numbers_in)), norms = new_empty(like, Size{iterations, k}),
-         ran = new_empty(like, Size{1}, aoti_torch_dtype_int64());
+         ran = new_empty(like, Size{1}, aoti_torch_dtype_int64()),
+         kept = new_empty(like, Size{keep ? starts.back() : 0, n, k}),
+         known = new_empty(numbers_in, Size{keep ? iterations : 0, program.registers, k});
+  if (bytes_of(kept) >= Buffers::kHuge) prefer_huge_pages(kept.data_ptr(), bytes_of(kept));
   std::memcpy(numbers.data_ptr(), numbers_in.data_ptr(), bytes_of(numbers));
   dispatch(name, like, operands[0].matrix->idx, [&]<class T, class I>() {
-    Machine<T, I> machine(program, operands, vectors, mutable_data<T>(memory), mutable_data<double>(numbers));
+    Tape<T> tape;
+    if (keep)
+      tape.kept = mutable_data<T>(kept), tape.numbers = mutable_data<double>(known), tape.starts = starts;
+    if (!tape_in.empty()) {
+      tape.backward = true, tape.read = data<T>(tape_in[0]), tape.known = data<double>(tape_in[1]),
+      tape.read_starts = read_starts;
+      tape.first = first, tape.lowest = first + 1 - iterations;
+    }
+    Machine<T, I> machine(program, operands, vectors, mutable_data<T>(memory), mutable_data<double>(numbers),
+                          tape);
     *mutable_data<int64_t>(ran) = machine.run(iterations, mutable_data<T>(norms));
     for (int64_t i = 0; i < program.states; ++i)
       std::copy_n(machine.state(i), n * k, mutable_data<T>(states) + i * n * k);
   });
-  return {states, numbers, norms, ran};
+  return {states, numbers, norms, ran, kept, known};
 }
 
 }  // namespace learnsolve

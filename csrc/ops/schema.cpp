@@ -188,11 +188,12 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   // does with the vectors (n, k), k = 1, 2, 4 or 8, those of the state and b, and with the numbers,
   // (registers, k) in float64. forms: of each operand, whose tensors follow one another with its values last,
   // 0 a matrix (A is the first), 1 ... 4 a triangle (lower, upper, both with a unit diagonal), 5 numbers of
-  // rows. Returns the vectors of the state, (states, n, k), the numbers, the norms, and as int64 how many
-  // iterations ran.
+  // rows. tape: what the adjoint of a program reads, which begins with iteration number `first`, or nothing.
+  // Returns the vectors of the state, (states, n, k), the numbers, the norms, as int64 how many iterations
+  // ran, and with `keep` a tape: vectors (any, n, k) and the numbers of every iteration.
   m.def(
-      "csr_program(Tensor[] operands, int[] forms, Tensor code, Tensor[] vectors, Tensor numbers, int "
-      "iterations) -> (Tensor, Tensor, Tensor, Tensor)");
+      "csr_program(Tensor[] operands, int[] forms, Tensor code, Tensor[] vectors, Tensor numbers, Tensor[] "
+      "tape, int first, int iterations, bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Up to `iterations` of gmres for one column, on the CPU, from its state, vectors and scalars in the order
   // of learnsolve/solvers/core/advance.py. M: diag(diagonal), or none; one iteration may have M times its
   // last vector as one more vector. They end after a norm of the residual at or below `level` or above

@@ -14,16 +14,19 @@ from typing import Any, NamedTuple
 import torch
 
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.triangular import Side, _system
+from learnsolve.ops.products import _values_gradient, product
+from learnsolve.ops.triangular import Side, _outer, _system, solve
 
 run_program = torch.ops.learnsolve.csr_program.default
 
 
 @torch.library.register_fake("learnsolve::csr_program")
-def _(operands, forms, code, vectors, numbers, iterations):
-    b = vectors[0]
-    states, norms = b.new_empty(len(vectors) - 1, *b.shape), b.new_empty(iterations, b.shape[1])
-    return states, torch.empty_like(numbers), norms, b.new_empty(1, dtype=torch.int64)
+def _(operands, forms, code, vectors, numbers, tape, first, iterations, keep):
+    b, any_number = vectors[0], torch.library.get_ctx().new_dynamic_size
+    states, norms = b.new_empty(any_number(), *b.shape), b.new_empty(iterations, b.shape[1])
+    kept = b.new_empty(any_number() if keep else 0, *b.shape)
+    known = numbers.new_empty(iterations if keep else 0, *numbers.shape)
+    return states, torch.empty_like(numbers), norms, b.new_empty(1, dtype=torch.int64), kept, known
 
 
 # The numbers are those of csrc/ops/program.cpp.
@@ -35,28 +38,47 @@ _MAKES_VECTOR = (*_LEADS, "combine", "scale_rows")
 
 
 class Operand(NamedTuple):
-    """A factor of vectors: what is done with it, its form (csrc/ops/schema.cpp), its values and structure."""
+    """A factor of vectors: what is done with it, its form (csrc/ops/schema.cpp), its values and structure,
+    and which part of which pattern they are."""
 
     op: str
     form: int
     values: torch.Tensor
     structure: tuple = ()
+    pattern: Any = None
+    side: Any = False
 
     @classmethod
     def product(cls, pattern: SparsityPattern, values: torch.Tensor, transpose: bool) -> Operand:
-        return cls("product", 0, values, pattern._structure(transpose))
+        return cls("product", 0, values, pattern._structure(transpose), pattern, transpose)
 
     @classmethod
     def solve(
         cls, pattern: SparsityPattern, values: torch.Tensor, lower: bool, unit: bool, transpose: bool
     ) -> Operand:
         """The inverse of a triangle of a matrix, or of its transpose."""
-        tensors, upper, unit = _system(pattern, Side(lower, unit, transpose))
-        return cls("solve", 1 + upper + 2 * unit, values, tensors)
+        side = Side(lower, unit, transpose)
+        tensors, upper, unit = _system(pattern, side)
+        return cls("solve", 1 + upper + 2 * unit, values, tensors, pattern, side)
 
     @classmethod
     def rows(cls, values: torch.Tensor) -> Operand:
         return cls("scale_rows", 5, values)
+
+    def multiply(self, values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Of x, (n, k), with other values."""
+        if self.op == "scale_rows":
+            return values.unsqueeze(-1) * x
+        return (product if self.op == "product" else solve)(values, x, self.pattern, self.side)
+
+    def pullback(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The gradient of the values, summed over iterations, (iterations, n, k): for the cotangents y of
+        what it multiplied x to, or, of a solve, of its right-hand sides, with x the solutions."""
+        if self.op == "scale_rows":
+            return (y * x).sum((0, 2))
+        if self.op == "product":
+            return _values_gradient(y, x, self.pattern, self.side, self.values)
+        return -_outer(y, x, self.pattern, self.side, self.values)
 
 
 class Instruction(NamedTuple):
@@ -88,6 +110,9 @@ class Recorder:
         self.constants: dict[int, float] = {}
         self.count = 0
         self._known: dict[tuple, int] = {}
+        # Further inputs, by what they are: vectors of a tape, or others that stay the same.
+        self.inputs: dict[tuple, int] = {}
+        self.detaches = True  # whether what is detached can be told from the rest
         self.operands: list[tuple[str, int]] = [("A", 0)]  # which map each is of, and its place there
 
     def operand(self, name: str, place: int) -> int:
@@ -99,12 +124,26 @@ class Recorder:
         self.count += 1
         return self.count - 1
 
+    def input(self, *what: Any) -> int:
+        if what not in self.inputs:
+            self.inputs[what] = self.new()
+        return self.inputs[what]
+
     def emit(self, op: str, *args: Any, operand: int = 0) -> int:
         """The value of an instruction. The same one is computed once."""
         if (op, args, operand) not in self._known:
             out = self._known[op, args, operand] = self.new()
             self.instructions.append(Instruction(op, out, args, operand))
         return self._known[op, args, operand]
+
+    def needed(self, roots: set[int]) -> list[Instruction]:
+        """The instructions that `roots` depend on, in order."""
+        kept: list[Instruction] = []
+        for i in reversed(self.instructions):
+            if i.out in roots:
+                roots = roots | {*i.vectors(), *i.numbers()}
+                kept.append(i)
+        return kept[::-1]
 
     def constant(self, value: float) -> int:
         if ("constant", value) not in self._known:
@@ -124,7 +163,7 @@ class Recorder:
     def apply(self, op: str, operand: int, x: Vector) -> Vector:
         """A linear map: the coefficient of a multiple is carried along."""
         a, v = x.term()
-        return Vector(self, ((a, self.emit(op, v, operand=operand)),))
+        return Vector(self, ((a, self.emit(op, v, operand=operand)),), detached=x.detached)
 
 
 class _Recorded:
@@ -135,9 +174,6 @@ class _Recorded:
 
     def numel(self) -> int:
         return 0  # what is small is stated in torch operations, which are recorded
-
-    def detach(self) -> Any:
-        return self
 
     @property
     def dtype(self) -> torch.dtype:
@@ -242,6 +278,11 @@ class Number(_Recorded):
 
     __radd__, __rmul__, __rand__, __ror__ = __add__, __mul__, __and__, __or__
 
+    def detach(self) -> Number:
+        """Where 1 it is a, and else a: an instruction that no gradient passes."""
+        one = self.recorder.constant(1.0)
+        return Number(self.recorder, self.recorder.emit("where", one, self.value, self.value))
+
     def abs(self) -> Number:
         return self.emit("abs")
 
@@ -258,12 +299,28 @@ class Number(_Recorded):
 class Vector(_Recorded):
     """A block of columns, sum_t a_t v_t."""
 
-    def __init__(self, recorder: Recorder, terms: tuple[tuple[int, int], ...], absolute: bool = False):
-        self.recorder, self.terms, self.absolute = recorder, terms, absolute
+    def __init__(
+        self,
+        recorder: Recorder,
+        terms: tuple[tuple[int, int], ...],
+        absolute: bool = False,
+        detached: bool = False,
+    ):
+        self.recorder, self.terms, self.absolute, self.detached = recorder, terms, absolute, detached
+
+    def _sum(self) -> tuple[tuple[int, int], ...]:
+        if self.absolute:
+            raise NotImplementedError("a modulus is recorded only in an inner product of two")
+        return self.terms
 
     def term(self) -> tuple[int, int]:
         """The vector as a multiple of one that is stored."""
-        first, *rest = self.terms
+        coefficients: dict[int, int] = {}
+        for a, v in self._sum():
+            if (before := coefficients.get(v)) is not None:
+                a = self.recorder.emit("add", *sorted((before, a)))
+            coefficients[v] = a
+        first, *rest = ((a, v) for v, a in coefficients.items())
         while rest:
             out = self.recorder.emit("combine", first, *rest[: _TERMS - 1])
             first, rest = (self.recorder.constant(1.0), out), rest[_TERMS - 1 :]
@@ -272,14 +329,24 @@ class Vector(_Recorded):
 
     def stored(self) -> int:
         """The vector itself, as the state of the next iteration."""
+        self.recorder.detaches &= not self.detached
         a, v = self.term()
         return v if self.recorder.constants.get(a) == 1.0 else self.recorder.emit("combine", (a, v))
 
+    def detach(self) -> Vector:
+        return Vector(self.recorder, self.terms, self.absolute, True)
+
     def scaled(self, a: int) -> Vector:
-        return Vector(self.recorder, tuple((self.recorder.multiply(a, b), v) for b, v in self.terms))
+        terms = tuple((self.recorder.multiply(a, b), v) for b, v in self._sum())
+        return Vector(self.recorder, terms, detached=self.detached)
+
+    def _joins(self, other: Vector) -> bool:
+        """Whether both are detached: what is made of both says nothing of one that is."""
+        self.recorder.detaches &= self.detached == other.detached
+        return self.detached and other.detached
 
     def __add__(self, other: Any) -> Vector:
-        return Vector(self.recorder, (*self.terms, *other.terms)) if other is not self else 2.0 * self
+        return Vector(self.recorder, self._sum() + other._sum(), detached=self._joins(other))
 
     def __sub__(self, other: Any) -> Vector:
         return self + -other
@@ -298,17 +365,20 @@ class Vector(_Recorded):
         return self * (1.0 / _number(other, self))
 
     def abs(self) -> Vector:
-        return Vector(self.recorder, (self.term(),), absolute=True)
+        return Vector(self.recorder, (self.term(),), True, self.detached)
 
     def dot(self, other: Vector) -> Number:
         """<u, v>, or <|u|, |v|> of two moduli."""
-        if self.absolute != other.absolute:
-            raise NotImplementedError("an inner product of a modulus with a vector is not recorded")
-        (a, u), (b, v) = self.term(), other.term()
-        op = "absolute_dot" if self.absolute and u != v else "dot"
+        absolute = self.absolute and other.absolute
+        if absolute:
+            ((a, u),), ((b, v),) = self.terms, other.terms
+        else:
+            (a, u), (b, v) = self.term(), other.term()
+        op = "absolute_dot" if absolute and u != v else "dot"
         factor = Number(self.recorder, self.recorder.multiply(a, b))
         number = Number(self.recorder, self.recorder.emit(op, *sorted((u, v))))
-        return (factor.abs() if self.absolute else factor) * number
+        number = (factor.abs() if absolute else factor) * number
+        return number.detach() if self._joins(other) else number
 
 
 class _Product:
@@ -320,6 +390,14 @@ class _Product:
     def sum(self, _dim: int, _keepdim: bool) -> Number:
         u, v = self.factors
         return u.dot(v)
+
+
+class Stack(NamedTuple):
+    """A vector of every iteration, after what it was `before` the first: vectors of the state, the oldest
+    first."""
+
+    value: int
+    before: tuple[int, ...] = ()
 
 
 class Pass(NamedTuple):
@@ -385,84 +463,77 @@ def _fuse(instructions: Sequence[Instruction], ready: set[int]) -> tuple[list[In
     return before, passes
 
 
-def _needed(instructions: Sequence[Instruction], roots: set[int]) -> list[Instruction]:
-    """The instructions that `roots` depend on, in order."""
-    kept: list[Instruction] = []
-    for i in reversed(instructions):
-        if i.out in roots:
-            roots = roots | {*i.vectors(), *i.numbers()}
-            kept.append(i)
-    return kept[::-1]
-
-
 class Program:
     """A recorded iteration, encoded for csrc/ops/program.cpp.
 
     `step(recorder, b, state, given)` returns, of stand-ins, the next state and the numbers norm (of the
     residual), commit (whether the iteration counts) and stop, further doubt and check, or None: where there
     is doubt, check(next state) says whether the iteration is lost.
+
+    `known`: the first of the numbers that are read with a tape, and how many.
     """
 
-    def __init__(self, dtype: torch.dtype, fields: str, inputs: int, step: Callable[..., Any]):
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        fields: str,
+        inputs: int,
+        step: Callable[..., Any],
+        known: tuple[int, int] = (0, 0),
+    ):
         """`fields`: "v" or "n" for each field of the state. `inputs`: the length of `given`, numbers that
         come with every call."""
-        recorder = self._recorder = Recorder(dtype)
-        self.fields = fields
-        b = recorder.new()
-        state = [recorder.new() for _ in fields]
-        given = [recorder.new() for _ in range(inputs)]
+        recorder = self.recorder = Recorder(dtype)
+        self.fields, self.known = fields, known
+        self.b = b = recorder.new()
+        self.state = state = [recorder.new() for _ in fields]
+        self.given = [recorder.new() for _ in range(inputs)]
         stand_ins = [
             recorder.vector(v) if kind == "v" else Number(recorder, v)
             for kind, v in zip(fields, state, strict=True)
         ]
-        numbers = [Number(recorder, a) for a in given]
+        numbers = [Number(recorder, a) for a in self.given]
         new, norm, commit, stop, doubt, check = step(recorder, recorder.vector(b), stand_ins, numbers)
-        ends = [
+        self.ends = [
             value.stored() if kind == "v" else value.value for kind, value in zip(fields, new, strict=True)
         ]
-        roots = {*ends, norm.value, commit.value, stop.value}
-        roots |= set() if doubt is None else {doubt.value}
-        main = _needed(recorder.instructions, roots)
-        self.before, self.passes = _fuse(main, roots)
-        self.check: list[Pass] = []
-        lost = None
-        done = {i.out for i in main}
+        self.norm, none = norm.value, -1
+        self._judges = [norm.value, commit.value, stop.value, none, none]
         if doubt is not None:
-            lost = check(new)
-            rest = [i for i in _needed(recorder.instructions, {lost.value}) if i.out not in done]
-            early, self.check = _fuse(rest, {lost.value})
-            self.check[0].numbers[:0] = early
+            self._judges[3:] = [doubt.value, check(new).value]
         self.operands = recorder.operands
-        self._encode(b, state, given, ends, norm, commit, stop, doubt, lost)
-
-    def _encode(
-        self, b: int, state: list[int], given: list[int], ends: list[int], norm: Number, commit: Number,
-        stop: Number, doubt: Number | None, lost: Number | None,
-    ) -> None:  # fmt: skip
-        kinds = self.fields
-        vectors = [v for v, kind in zip(state, kinds, strict=True) if kind == "v"]
-        vector_ends = [e for e, kind in zip(ends, kinds, strict=True) if kind == "v"]
-        number_ends = [e for e, kind in zip(ends, kinds, strict=True) if kind == "n"]
-        slots, n_slots, n_scratch = self._allocate([*vectors, b], vector_ends)
-        every = [i for p in (*self.passes, *self.check) for part in p for i in part] + self.before
-        constants = self._recorder.constants
-        register: dict[int, int] = {}
-        for value in (v for v, kind in zip(state, kinds, strict=True) if kind == "n"):
-            register[value] = len(register)
-        for value in given:
-            register[value] = len(register)
-        for value in constants:
-            register[value] = len(register)
-        for i in every:
-            if i.op not in _MAKES_VECTOR:
-                register.setdefault(i.out, len(register))
+        numeric = [v for v, kind in zip(state, fields, strict=True) if kind == "n"]
+        made = [i.out for i in recorder.instructions if i.op not in _MAKES_VECTOR]
+        every = [*numeric, *self.given, *recorder.constants, *made]
+        self.register = {value: place for place, value in enumerate(every)}
         self.constants = torch.tensor(
-            [[value] for value in constants.values()], dtype=torch.float64, device="cpu"
+            [[value] for value in recorder.constants.values()], dtype=torch.float64, device="cpu"
         )
-        self.registers = len(register)
-        self.vectors = len(vectors)
-        starts = [v for v, kind in zip(state, kinds, strict=True) if kind == "n"]
-        copies = [(register[e], register[s]) for e, s in zip(number_ends, starts, strict=True) if e != s]
+        self.registers, self.vectors = len(every), fields.count("v")
+        self.adjoints: dict[tuple, Any] = {}  # program_adjoint.py
+
+    def encode(self, stacks: Sequence[Stack] = (), read: Sequence[Stack] = ()) -> Program:
+        """Fuse and encode, for a program that keeps and reads these."""
+        self.stacks, self.read = stacks, read
+        *judges, lost = self._judges
+        ready = {*self.ends, *judges, *(stack.value for stack in stacks)}
+        main = self.recorder.needed(ready)
+        before, self.passes = _fuse(main, ready)
+        self.check: list[Pass] = []
+        if lost >= 0:
+            rest = [i for i in self.recorder.needed({lost}) if i not in main]
+            early, self.check = _fuse(rest, {lost})
+            self.check[0].numbers[:0] = early
+        register, kinds, recorder = self.register, self.fields, self.recorder
+        starts = [v for v, kind in zip(self.state, kinds, strict=True) if kind == "v"]
+        vector_ends = [e for e, kind in zip(self.ends, kinds, strict=True) if kind == "v"]
+        inputs = [*starts, self.b, *recorder.inputs.values()]
+        slots, n_slots, n_scratch = self._allocate(inputs, vector_ends)
+        copies = [
+            (register[e], register[s])
+            for s, e, kind in zip(self.state, self.ends, kinds, strict=True)
+            if kind == "n" and e != s
+        ]
 
         def numbers(instructions: list[Instruction]) -> list[int]:
             out = [len(instructions)]
@@ -491,18 +562,26 @@ class Program:
                 out += numbers(p.numbers)
             return out
 
-        at = lambda value: -1 if value is None else register[value.value]  # noqa: E731
+        kept = [n for s in stacks for n in (slots[s.value], len(s.before), *(slots[v] for v in s.before))]
+        place = {stack.value: number for number, stack in enumerate(self.read)}
+        readings = [
+            (slots[v], place[what[0]], 1 - what[1]) for what, v in recorder.inputs.items() if len(what) == 2
+        ]
         self.code = torch.tensor([
-            len(vectors) + 1, len(vectors), n_slots, n_scratch, self.registers,
-            at(norm), at(commit), at(stop), at(doubt), at(lost), *(slots[e] for e in vector_ends),
-            len(copies), *(number for pair in copies for number in pair),
-            *numbers(self.before), *encoded(self.passes), *encoded(self.check),
+            len(inputs), self.vectors, n_slots, n_scratch, self.registers,
+            *(-1 if v < 0 else register[v] for v in self._judges),
+            len(stacks), *kept, len(self.read), *(len(stack.before) for stack in self.read),
+            len(readings), *(number for reading in readings for number in reading), *self.known,
+            *(slots[e] for e in vector_ends), len(copies), *(number for pair in copies for number in pair),
+            *numbers(before), *encoded(self.passes), *encoded(self.check),
         ], device="cpu")  # fmt: skip
+        return self
 
     def _allocate(self, inputs: list[int], ends: list[int]) -> tuple[dict[int, int], int, int]:
         """A place for each vector: inputs first, then those that outlive their pass, then those that live
-        in a chunk. No pass writes to what it reads, or to the state."""
+        in a chunk. No pass writes to what it reads, but for those of `_in_place`."""
         passes = [*self.passes, *self.check]
+        in_place = self._in_place()
         last: dict[int, int] = {}
         whole: set[int] = set()
         for at, p in enumerate(passes):
@@ -512,6 +591,7 @@ class Program:
             whole |= {v for i in p.leads for v in (i.out, *i.args)}
         for v in ends:
             last[v] = len(passes)
+        tape = {stack.value for stack in self.stacks}
         slots = {v: s for s, v in enumerate(inputs)}
         held: list[int] = []  # the last use of what each further slot holds
         local: list[tuple[int, int]] = []
@@ -520,6 +600,13 @@ class Program:
             here = 0
             for i in (*p.leads, *p.vectors):
                 if i.op not in _MAKES_VECTOR:
+                    continue
+                if i.out in in_place:
+                    slots[i.out] = slots[in_place[i.out]]
+                    continue
+                if i.out in tape:
+                    slots[i.out] = len(inputs) + len(held)
+                    held.append(len(passes))
                     continue
                 if last.get(i.out, at) == at and i.out not in whole:
                     local.append((i.out, here))
@@ -532,6 +619,23 @@ class Program:
         for v, number in local:
             slots[v] = len(inputs) + len(held) + number
         return slots, len(held), n_scratch
+
+    def _in_place(self) -> dict[int, int]:
+        """The combinations that may take the place of a vector of the state, which nothing reads any more,
+        since they are its next value."""
+        kept, found = {stack.value for stack in self.stacks}, {}
+        order = [(at, i) for at, p in enumerate((*self.passes, *self.check)) for i in (*p.leads, *p.vectors)]
+        for state, end in zip(self.state, self.ends, strict=True):
+            if end in kept or self.ends.count(end) > 1 or state in self.ends:
+                continue
+            made = next((k for k, (_, i) in enumerate(order) if i.out == end and i.op == "combine"), None)
+            if made is None:
+                continue
+            late = any(state in i.vectors() for _, i in order[made + 1 :])
+            same = (i for at, i in order[:made] if at == order[made][0])
+            if not late and not any(i.op in _LEADS and state in i.vectors() for i in same):
+                found[end] = state
+        return found
 
     def numbers(self, given: Sequence[torch.Tensor]) -> torch.Tensor:
         """The registers, (registers, k), from the numbers of the state and those that are given, (1, k)."""
@@ -600,7 +704,7 @@ def _record(method: Any, of_M: tuple[str, ...], symmetric: bool, dtype: torch.dt
         return new, norm, commit, stop, doubt, lambda new: method.lost(A, b, old, new)
 
     try:
-        return Program(dtype, fields, 3, step)
+        return Program(dtype, fields, 3, step).encode()
     except (AttributeError, TypeError, NotImplementedError) as error:
         names = method.state._fields
         raise NotImplementedError(

@@ -1,4 +1,5 @@
-"""The keywords that solvers share: their names, types and descriptions."""
+"""The keywords that solvers share: their names, types and descriptions, and when solves on a device are
+checked."""
 
 import inspect
 import re
@@ -253,3 +254,32 @@ def fix_iterations(name: str, options: Options, **others: tuple[Any, float]) -> 
             raise ValueError(f"{name}: {BESIDE_ITERATIONS.format(key=key)}")
     options.rtol, options.atol, options.maxiter = 0.0, 0.0, iterations
     return options
+
+
+# When the host checks a solve to a tolerance on a device. A check waits for the device, which then waits for
+# the host to launch the next iteration. Between two checks, columns that seem done do not move: a late check
+# costs only the iterations after the last column stopped, which are not part of a graph.
+_every: int | None = None  # None: see `_limit_gap`
+# A short solve may have a costly M; a long one must not be slowed down. Not measured.
+_SHARE, _LONGEST = 8, 32
+
+
+def swap_check_every(iterations: int | None) -> int | None:
+    """Set the interval, for solves that begin later, and return the previous one."""
+    global _every
+    before, _every = _every, iterations
+    return before
+
+
+def check_every() -> int | None:
+    return _every
+
+
+def gaps() -> Callable[[int], int]:
+    """The number of iterations to the next check, as a function of the iterations so far."""
+    every = _every
+    return _limit_gap if every is None else lambda done: every
+
+
+def _limit_gap(done: int) -> int:
+    return min(max(1, done // _SHARE), _LONGEST)

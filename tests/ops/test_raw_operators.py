@@ -24,6 +24,7 @@ from learnsolve import _library
 from learnsolve.ops import pcg
 from learnsolve.ops.linear_steps import LinearSteps, dense_product, multiply_rows, product
 from learnsolve.ops.program import Operand, record_steps
+from learnsolve.ops.program_adjoint import find_adjoint
 from learnsolve.ops.triangular import Side, _system
 from learnsolve.preconditioners.inverses import lower_pattern
 from learnsolve.solvers.krylov import BiCGSTAB, MinimalResidual
@@ -107,7 +108,28 @@ def program_arguments(P, dtype):
             operands = (Operand.product(P, v, k == 2), *M)
             tensors = [t for operand in operands for t in (*operand.structure, operand.values)]
             forms = [operand.form for operand in operands]
-            out.append((tensors, forms, program.code, vectors, numbers, 2))
+            out.append((tensors, forms, program.code, vectors, numbers, (), 0, 2, False))
+        if not M:
+            out += adjoint_arguments(program, P, v, dtype)
+    return out
+
+
+def adjoint_arguments(program, P, v, dtype):
+    """Two iterations that keep a tape, and their adjoint."""
+    adjoint, n = find_adjoint(program, 0, True, (True,)), P.shape[0]
+    operands = {"A": Operand.product(P, v, False), "A.T": Operand.product(P, v, True)}
+    out, tape = [], ()
+    for program in adjoint[:2]:
+        tensors = [t for name, _ in program.operands for t in (*operands[name].structure, v)]
+        vectors = len(program.recorder.inputs) + program.vectors + 1
+        given = len(program.fields) - program.vectors + len(program.given)
+        states = [normal((n, 1), dtype, i) for i in range(vectors)]
+        numbers = program.numbers([torch.ones(1, 1, dtype=torch.float64)] * given)
+        forms = [0] * len(program.operands)
+        out.append((tensors, forms, program.code, states, numbers, tape, len(tape) // 2, 2, True))
+        if not tape:
+            kept, known = ops.csr_program(*out[-1])[4:]
+            tape = kept, torch.cat((known, known[:, :1]), 1)
     return out
 
 

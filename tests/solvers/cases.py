@@ -206,6 +206,7 @@ def nonlinear(A: ls.CSR) -> Callable[[Tensor], Tensor]:
 
 
 WHOLE = {"vector": COMPILED, "columns": COMPILED, "fixed": COMPILED}
+STEPS = {"vector": COMPILED, "fixed": COMPILED}
 VECTOR, APART = {"vector": COMPILED}, {"vector": PYTHON_M, "columns": PYTHON_M}
 
 CASES = [
@@ -218,12 +219,12 @@ CASES = [
     row("cg of a function"),
     row("fcg"),
     row("fcg, nonlinear", nonlinear, **APART),
-    row("minres", **VECTOR),
-    row("minres, Jacobi", P.Jacobi, **VECTOR),
-    row("minres, SSOR", P.SSOR, vector=COMPILED),
-    row("bicgstab", **VECTOR),
-    row("bicgstab, Jacobi", P.Jacobi, **VECTOR),
-    row("bicgstab, ILU", P.ILU, vector=COMPILED),
+    row("minres", **STEPS),
+    row("minres, Jacobi", P.Jacobi, **STEPS),
+    row("minres, SSOR", P.SSOR, **STEPS),
+    row("bicgstab", **STEPS),
+    row("bicgstab, Jacobi", P.Jacobi, **STEPS),
+    row("bicgstab, ILU", P.ILU, **STEPS),
     row("bicgstab of a function"),
     row("gmres", **VECTOR),
     row("gmres, ILU", P.ILU, vector=PYTHON_M),
@@ -279,7 +280,7 @@ def complex_row(name: str, M: Callable[[ls.CSR], Any] | None = None, **promises:
 COMPLEX = [
     complex_row("cg", **WHOLE),
     complex_row("cg, IC", P.IC, **WHOLE),
-    complex_row("minres, Jacobi", P.Jacobi, **VECTOR),
+    complex_row("minres, Jacobi", P.Jacobi, **STEPS),
     complex_row("bicgstab, ILU", P.ILU),
     complex_row("gmres"),
     complex_row("gmres of a function"),

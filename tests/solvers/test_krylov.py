@@ -689,7 +689,9 @@ def test_a_recorded_program_is_the_method(method, of_M, k):
     numbers = program.numbers((*state[program.vectors :], 0 * given, 1e30 * given, given))
     before = [t.clone() for t in (*vectors, numbers)]
     forms = [operand.form for operand in operands]
-    fields, registers, norms, ran = run_program(tensors, forms, program.code, vectors, numbers, 3)
+    fields, registers, norms, ran, *_ = run_program(
+        tensors, forms, program.code, vectors, numbers, (), 0, 3, False
+    )
     for i in range(3):
         state, _ = method().step(A.__matmul__, maps, b, state, running)
         close(norms[i], torch.linalg.vector_norm(state.r, dim=0), 1e-9)

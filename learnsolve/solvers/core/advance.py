@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,9 +15,10 @@ from learnsolve.matrix.cache import vmap_active
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.across import across
 from learnsolve.ops.arithmetic import can_broadcast
-from learnsolve.ops.autograd import needs_graph
+from learnsolve.ops.autograd import forward_mode_may_come, needs_graph
 from learnsolve.ops.pcg import RHO, STOP, WHEN, Iterations, Stop, pcg_iterations
 from learnsolve.ops.program import Operand, can_be_recorded, record_steps, run_program
+from learnsolve.ops.program_adjoint import Attach, RecordedIterations, find_adjoint
 from learnsolve.ops.sweeps import gmres_steps, separate
 from learnsolve.solvers.core.operators import (
     Blocks,
@@ -33,6 +34,7 @@ from learnsolve.solvers.core.operators import (
     source,
     store_vector,
 )
+from learnsolve.solvers.options import check_every
 from learnsolve.solvers.solution import CODE, COMPILED, PYTHON_M, Status
 
 # When a column has converged or failed, and when that is checked, for the loop of all methods (loop.py).
@@ -192,8 +194,9 @@ class Schedule(NamedTuple):
 
 
 LOOP_SCHEDULE = Schedule(20, 4)
-# For the compiled loop of cg, where a measurement costs two iterations: 480, 960, 1920, ...
-CG_SCHEDULE = Schedule(480, 1)
+# For the compiled loop of cg, where a measurement costs two iterations: 480, 960, 1920, ..., and for recorded
+# steps: 20, 40, 80, 160, ...
+CG_SCHEDULE, STEPS_SCHEDULE = Schedule(480, 1), Schedule(20, 1)
 
 
 def rounding_level(A: Any, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
@@ -210,35 +213,6 @@ def terms(A: Any, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
     length = size(y)
     norm_A = size(A(y)) / torch.where(length == 0, 1, length)
     return norm_A * size(x) + size(b)
-
-
-# When the host checks a solve to a tolerance on a device. A check waits for the device, which then waits for
-# the host to launch the next iteration. Between two checks, columns that seem done do not move: a late check
-# costs only the iterations after the last column stopped, which are not part of a graph.
-_every: int | None = None  # None: see `_limit_gap`
-# A short solve may have a costly M; a long one must not be slowed down. Not measured.
-_SHARE, _LONGEST = 8, 32
-
-
-def swap_check_every(iterations: int | None) -> int | None:
-    """Set the interval, for solves that begin later, and return the previous one."""
-    global _every
-    before, _every = _every, iterations
-    return before
-
-
-def check_every() -> int | None:
-    return _every
-
-
-def gaps() -> Callable[[int], int]:
-    """The number of iterations to the next check, as a function of the iterations so far."""
-    every = _every
-    return _limit_gap if every is None else lambda done: every
-
-
-def _limit_gap(done: int) -> int:
-    return min(max(1, done // _SHARE), _LONGEST)
 
 
 # Compiled conjugate gradients for the loop (loop.py): `run_fixed_number`, a fixed number of iterations as one
@@ -557,9 +531,9 @@ def _stop_codes(why: Tensor) -> Tensor:
 #     schedule     when the loop measures stagnation
 #     backend    as `Solution.backend`
 #
-# Here, for one right-hand side on the CPU, without autograd: methods with `state_vectors` are recorded
-# (ops/program.py), without M or with one of the forms of ops/pcg.py; `gmres` and `fgmres`, without M or with
-# a diagonal, and any other M is called between steps of one iteration each.
+# Here, for one right-hand side on the CPU: methods with `state_vectors` are recorded (ops/program.py), with
+# an M that has operands; without autograd also `gmres` and `fgmres`, without M or with a diagonal, and any
+# other M is called between steps of one iteration each.
 # The gain: `python -m benchmarks loops`.
 #
 # `tiles`: many columns on a CPU run in tiles, one after another, because blocks of all of them do not fit
@@ -575,15 +549,16 @@ _MOST = 5 * 10**8
 # Columns that torch operations work on together; rows from which on that is faster than all at once, and from
 # which on two or three columns take longer together.
 _WIDTH, _MANY_ROWS, _ROWS = 8, 2**15, 2**13
+_FIRST_CALL = 32  # iterations that keep what their adjoint reads; later calls double this
 
 
 def fitting(method: Any, system: System, gradient: str) -> Advance | None:
     """The code that advances this method on this system, or None if the loop uses torch operations."""
-    if system.callback is not None or gradient == "checkpointed":
+    if system.callback is not None or (gradient == "checkpointed" and not method.state_vectors):
         return None
     if method.cg_state is not None:
         return fitting_cg(method, system) if gradient == "implicit" else None
-    return _fitting_steps(method, system) if _has_steps(method) else None
+    return _fitting_steps(method, system, gradient) if _has_steps(method) else None
 
 
 def _has_steps(method: Any) -> bool:
@@ -594,17 +569,12 @@ class GmresSteps(Advance):
     """Steps of gmres, whose state has a basis of any size (csrc/ops/gmres.cpp)."""
 
     def __init__(
-        self,
-        method: Any,
-        A: Matrix,
-        diagonal: Tensor | None,
-        M: Callable[[Tensor], Tensor] | None,
-        b: Tensor,
-        criterion: ResidualNorm,
-    ):
+        self, method: Any, A: Matrix, diagonal: Tensor | None, M: Callable[[Tensor], Tensor] | None,
+        b: Tensor, criterion: ResidualNorm,
+    ):  # fmt: skip
         self.restart = method.restart
-        pattern, values = A.A.pattern, A.A.values.detach()
-        self.fixed = (pattern._structure(A.transpose), values, diagonal, b.detach().squeeze(-1))
+        pattern = A.A.pattern
+        self.fixed = (pattern._structure(A.transpose), A.A.values, diagonal, b.squeeze(-1))
         self.most = max(_MOST // (pattern.nnz + (20 + 3 * min(self.restart, 100)) * len(b)), 1)
         self.M = M  # called before each iteration, if it is not a diagonal
         self.backend = COMPILED if M is None else PYTHON_M
@@ -616,11 +586,8 @@ class GmresSteps(Advance):
             target, floor, limit = self.criterion.target, self.criterion.floor, self.criterion.limit
             self.bounds = (float(torch.maximum(target, floor)), float(limit))
         x, r, V, P, _, c, s, eta, largest = state
-        vectors, scalars, count = (
-            (x, r, V[: len(c) + 1], P[: len(c)]),
-            (eta, largest, c, s),
-            min(count, self.most),
-        )
+        vectors, scalars = (x, r, V[: len(c) + 1], P[: len(c)]), (eta, largest, c, s)
+        count = min(count, self.most)
         if len(c) == self.restart:  # a restart from x
             if self.M is not None:
                 return state, self.none, None  # M needs a vector that does not exist yet
@@ -646,31 +613,38 @@ class GmresSteps(Advance):
 
 class RecordedSteps(Advance):
     """Steps of a method that is recorded (ops/program.py), of which the first `state_vectors` fields of the
-    state are vectors."""
+    state are vectors. `graph`: autograd records them, as one operation (ops/program_adjoint.py)."""
 
-    backend = COMPILED
+    backend, schedule = COMPILED, STEPS_SCHEDULE
 
     def __init__(
-        self, method: Any, A: Matrix, M: Any, factors: Sequence[Operand], b: Tensor, criterion: ResidualNorm
-    ):
+        self, method: Any, A: Matrix, M: Any, factors: Sequence[Operand], b: Tensor, criterion: ResidualNorm,
+        graph: bool,
+    ):  # fmt: skip
         ops, pattern, values = tuple(factor.op for factor in factors), A.A.pattern, A.A.values
-        self.program = record_steps(method, ops, M is None or says(M, "symmetric") is True, b.dtype)
+        symmetric = M is None or says(M, "symmetric") is True
+        self.method, self.program = method, record_steps(method, ops, symmetric, b.dtype)
         maps: dict[str, Callable[[], Sequence[Operand] | None]] = {
             "A": lambda: [Operand.product(pattern, values, A.transpose)],
             "A.T": lambda: [Operand.product(pattern, values, not A.transpose)],
             "M": lambda: factors,
             "M.T": lambda: factors_of(M, pattern, True),
         }
-        used = {name: maps[name]() or () for name, _ in self.program.operands}
-        operands = [used[name][place] for name, place in self.program.operands]
+        self.maps = cache(lambda name: maps[name]() or ())
+        operands = [self.maps(name)[place] for name, place in self.program.operands]
+        self.values = [operand.values for operand in operands]
+        needs = tuple(t.requires_grad for t in self.values)
+        self.adjoint = find_adjoint(self.program, len(ops), symmetric, needs) if graph else None
         tensors = [t for operand in operands for t in (*operand.structure, operand.values.detach())]
-        self.fixed = (tensors, [operand.form for operand in operands], self.program.code)
-        self.b, self.criterion, self.bounds = b.detach(), criterion, None
+        program = self.program if self.adjoint is None else self.adjoint.forward
+        self.fixed = (tensors, [operand.form for operand in operands], program.code)
+        self.b, self.criterion, self.bounds = b, criterion, None
         self.pause = self.pauses = 0
         self.none = b.new_empty(0, b.shape[1])
         vectors = 2 * self.program.vectors + 10
         entries = sum(operand.values.numel() for operand in operands)
         self.most = max(_MOST // (entries + vectors * len(b)), 1)
+        self.length = _FIRST_CALL if graph else self.most
 
     def __call__(self, state: Any, count: int, done: int, running: Any) -> tuple[Any, Tensor, None]:
         if self.bounds is None:
@@ -680,18 +654,25 @@ class RecordedSteps(Advance):
         if self.pauses:
             self.pauses -= 1
             return state, self.none, None
-        vectors, numbers = [*state[:known], self.b], self.program.numbers((*state[known:], *self.bounds))
-        fields, numbers, norms, ran = run_program(*self.fixed, vectors, numbers, min(count, self.most))
+        count, self.length = min(count, self.length, self.most), 2 * self.length
+        with torch.no_grad():
+            vectors, numbers = [*state[:known], self.b], self.program.numbers((*state[known:], *self.bounds))
+            out = run_program(*self.fixed, vectors, numbers, (), 0, count, self.adjoint is not None)
+        fields, numbers, norms, ran, *tape = out
         if (iterations := ran.item()) == 0:
             # Iterations that Python decides about often follow one another.
             self.pauses = self.pause = min(2 * self.pause + 1, 15)
             return state, norms[:0], None
         self.pause = 0
         scalars = numbers[: len(state) - known].to(self.b.dtype).unsqueeze(-2).unbind(0)
-        return type(state)(*fields.unbind(0), *scalars), norms[:iterations], None
+        new, norms = [*fields.unbind(0), *scalars], norms[:iterations]
+        if self.adjoint is not None:
+            those = RecordedIterations(self.method, self.adjoint, self.maps, iterations, tape)
+            *new, norms = Attach.apply(those, [*new, norms], *state, self.b, *self.values)
+        return type(state)(*new), norms, None
 
 
-def _fitting_steps(method: Any, system: System) -> GmresSteps | RecordedSteps | None:
+def _fitting_steps(method: Any, system: System, gradient: str) -> GmresSteps | RecordedSteps | None:
     A, b, x0 = system.A, system.b, system.x0
     if not isinstance(A, Matrix) or not isinstance(system.criterion, ResidualNorm):
         return None
@@ -707,27 +688,33 @@ def _fitting_steps(method: Any, system: System) -> GmresSteps | RecordedSteps | 
         and len(b)
     ):
         return None
-    records = can_be_recorded(method)
-    if needs_graph(b, values) or (x0 is not None and needs_graph(x0)):
-        return None
-    if records:
+    graph = needs_graph(b, values) or (x0 is not None and needs_graph(x0))
+    if can_be_recorded(method):
         operands = factors_of(M, A.A.pattern)
-        if operands is None or any(not _is_fixed(o.values, b, system.M) for o in operands):
+        if operands is None or any(not _fits(o.values, b, system.M) for o in operands):
             return None
-        return RecordedSteps(method, A, M, operands, b, system.criterion)
+        graph = graph or needs_graph(*(o.values for o in operands))
+        if graph and (forward_mode_may_come() or torch.compiler.is_dynamo_compiling()):
+            return None
+        steps = RecordedSteps(method, A, M, operands, b, system.criterion, graph)
+        return None if graph and steps.adjoint is None else steps
+    if graph:
+        return None
     # Any other form would be computed here in vain.
     form = find_pcg_form(M) if M is None or says(M, "is_diagonal") else None
     if form is None and torch.is_grad_enabled():
         return None
     diagonal, between = (None, system.M) if form is None else (form[1], None)
-    if diagonal is not None and not (len(diagonal) == len(b) and _is_fixed(diagonal, b, system.M)):
+    if diagonal is not None and not (
+        len(diagonal) == len(b) and _fits(diagonal, b, system.M) and not needs_graph(diagonal)
+    ):
         return None
     return GmresSteps(method, A, diagonal, between, b, system.criterion)
 
 
-def _is_fixed(m: Tensor, b: Tensor, M: Any) -> bool:
-    """Whether numbers of M are of one matrix, of b's dtype, on the CPU, and not part of a graph."""
-    if m.dim() != 1 or m.dtype != b.dtype or not m.is_cpu or needs_graph(m):
+def _fits(m: Tensor, b: Tensor, M: Any) -> bool:
+    """Whether numbers of M are of one matrix, of b's dtype, on the CPU, and none that the solve checks."""
+    if m.dim() != 1 or m.dtype != b.dtype or not m.is_cpu:
         return False
     return not (m.requires_grad and isinstance(M, DependencyGuard))
 
@@ -736,8 +723,11 @@ def tiles(method: Any, system: System, gradient: str) -> list[int]:
     """The numbers of columns of the tiles; empty: all at once."""
     b = system.b
     n, k = b.shape[-2:]
-    if k == 1 or b.numel() == 0 or not b.is_cpu or gradient != "implicit" or torch.is_grad_enabled():
-        return []  # autograd would record every tile
+    if k == 1 or b.numel() == 0 or not b.is_cpu:
+        return []
+    records = gradient != "implicit" and method.state_vectors > 0  # a tile as one operation
+    if not records and (gradient != "implicit" or torch.is_grad_enabled()):
+        return []
     if system.callback is not None or across() is not None or not _splits(system):
         return []
     few = k < 4 and n >= _ROWS
@@ -749,6 +739,8 @@ def tiles(method: Any, system: System, gradient: str) -> list[int]:
         one = fitting(method, next(split_columns(system, [1, k - 1])), gradient)
         if one is not None and (one.backend == COMPILED or n >= _ROWS):
             return [1] * k
+    if records:
+        return []
     if k > _WIDTH and n >= _MANY_ROWS:
         rest = k % _WIDTH
         return [_WIDTH] * (k // _WIDTH) + ([rest] if rest > 3 else [1] * rest)

@@ -46,7 +46,6 @@ from learnsolve.solvers.core.advance import (
     AWAITS_CHECK,
     LOOP_SCHEDULE,
     fitting,
-    gaps,
     run_fixed_number,
     side_by_side,
     split_columns,
@@ -62,6 +61,7 @@ from learnsolve.solvers.core.operators import (
     size,
     surely_finite,
 )
+from learnsolve.solvers.options import gaps
 from learnsolve.solvers.solution import (
     CODE,
     EAGER,
