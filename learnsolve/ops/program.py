@@ -8,6 +8,7 @@ whole. A `Number` stands for a tensor (1, k). What they do not support raises an
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -668,9 +669,23 @@ class _Map:
 
 
 def can_be_recorded(method: Any) -> bool:
-    """Whether it has vectors in its state, and no attributes that may change in place, or learn."""
-    fixed = all(isinstance(value, (int, float, str, type(None))) for value in vars(method).values())
-    return method.state_vectors > 0 and fixed
+    """Whether it has vectors in its state, and no attributes but words and numbers, which may be tensors."""
+    tensors = learned_numbers(method)
+    others = (value for name, value in vars(method).items() if name not in tensors)
+    numbers = all(t.numel() == 1 and t.is_cpu and t.is_floating_point() for t in tensors.values())
+    plain = all(isinstance(value, (int, float, str, type(None))) for value in others)
+    return method.state_vectors > 0 and plain and numbers
+
+
+def learned_numbers(method: Any) -> dict[str, torch.Tensor]:
+    """The attributes that are tensors."""
+    return {name: t for name, t in sorted(vars(method).items()) if isinstance(t, torch.Tensor)}
+
+
+def with_attributes(method: Any, values: dict[str, Any]) -> Any:
+    other = copy.copy(method)
+    vars(other).update(values)
+    return other
 
 
 _programs: dict[tuple, Program] = {}
@@ -679,8 +694,9 @@ _programs: dict[tuple, Program] = {}
 def record_steps(method: Any, of_M: tuple[str, ...], symmetric: bool, dtype: torch.dtype) -> Program:
     """The program of a method, with M as what it does with its operands one after another. It ends where a
     norm is at or below the first of the numbers that are given or above the second, and before an iteration
-    that Python has to decide about. `symmetric`: M.T is M."""
-    key = type(method), *sorted(vars(method).items()), of_M, symmetric, dtype
+    that Python has to decide about. The last ones are the method's tensors. `symmetric`: M.T is M."""
+    fixed = with_attributes(method, dict.fromkeys(learned_numbers(method), "a tensor"))
+    key = type(method), *sorted(vars(fixed).items()), of_M, symmetric, dtype
     if key not in _programs:
         _programs[key] = _record(method, of_M, symmetric, dtype)
     return _programs[key]
@@ -689,22 +705,24 @@ def record_steps(method: Any, of_M: tuple[str, ...], symmetric: bool, dtype: tor
 @torch.no_grad()
 def _record(method: Any, of_M: tuple[str, ...], symmetric: bool, dtype: torch.dtype) -> Program:
     fields = "v" * method.state_vectors + "n" * (len(method.state._fields) - method.state_vectors)
+    learned = list(learned_numbers(method))
 
     def step(recorder: Recorder, b: Vector, fields: list, given: list[Number]) -> tuple:
-        level, limit, running = given
+        level, limit, running, *tensors = given
+        own = with_attributes(method, dict(zip(learned, tensors, strict=True)))
         A = _Map(recorder, "A", ("product",), "A.T")
         M = _Map(recorder, "M", of_M, "" if symmetric else "M.T") if of_M else None
         old = method.state(*fields)
-        new, trouble = method.step(A, M, b, old, running)
+        new, trouble = own.step(A, M, b, old, running)
         norm, length = new.r.dot(new.r).sqrt(), new.x.dot(new.x)
         commit = (norm < torch.inf) & (length < torch.inf) & (trouble == 0)
         stop = (norm <= level) | (norm > limit)
-        if (doubt := method.is_inaccurate(new, running)) is None:
+        if (doubt := own.is_inaccurate(new, running)) is None:
             return new, norm, commit, stop, None, None
-        return new, norm, commit, stop, doubt, lambda new: method.lost(A, b, old, new)
+        return new, norm, commit, stop, doubt, lambda new: own.lost(A, b, old, new)
 
     try:
-        return Program(dtype, fields, 3, step).encode()
+        return Program(dtype, fields, 3 + len(learned), step).encode()
     except (AttributeError, TypeError, NotImplementedError) as error:
         names = method.state._fields
         raise NotImplementedError(

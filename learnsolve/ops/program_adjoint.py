@@ -16,7 +16,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve.ops.program import Instruction, Number, Operand, Program, Recorder, Stack, Vector, run_program
+from learnsolve.ops.program import (
+    Instruction,
+    Number,
+    Operand,
+    Program,
+    Recorder,
+    Stack,
+    Vector,
+    learned_numbers,
+    run_program,
+    with_attributes,
+)
 from learnsolve.ops.sweeps import residual_norm
 
 _ROOM = 2**21  # numbers of a vector that the adjoint keeps before it adds up gradients of operands
@@ -37,10 +48,13 @@ class Adjoint(NamedTuple):
     symmetric: bool  # M is its transpose
 
 
-def find_adjoint(program: Program, of_M: int, symmetric: bool, needs: tuple[bool, ...]) -> Adjoint | None:
+def find_adjoint(
+    program: Program, of_M: int, symmetric: bool, needs: tuple[bool, ...], learned: int = 0
+) -> Adjoint | None:
     """`of_M`: how many operands M has. `symmetric`: M is its transpose. `needs`: which operands of the
-    program need a gradient. None where a step says what has no adjoint here."""
-    key = of_M, symmetric, needs
+    program need a gradient. `learned`: how many of the numbers that are given do, the last ones. None where a
+    step says what has no adjoint here."""
+    key = of_M, symmetric, needs, learned
     if key not in program.adjoints:
         try:
             program.adjoints[key] = _reverse(program, *key)
@@ -50,10 +64,10 @@ def find_adjoint(program: Program, of_M: int, symmetric: bool, needs: tuple[bool
 
 
 @torch.no_grad()
-def _reverse(program: Program, of_M: int, symmetric: bool, needs: tuple[bool, ...]) -> Adjoint:
-    reversal = _Reversal(copy.copy(program), of_M, symmetric, needs)
-    fields = program.fields + "v" * reversal.of_b
-    known = program.fields.count("n"), program.registers + 1
+def _reverse(program: Program, of_M: int, symmetric: bool, needs: tuple[bool, ...], learned: int) -> Adjoint:
+    reversal = _Reversal(copy.copy(program), of_M, symmetric, needs, learned)
+    fields = program.fields + "v" * reversal.of_b + "n" * learned
+    known = fields.count("n"), program.registers + 1
     backward = Program(program.recorder.dtype, fields, known[1], reversal.step, known)
     made, paired = {i.out for i in backward.recorder.instructions}, (v for p in reversal.pairs for v in p[1:])
     kept = [Stack(v) for v in dict.fromkeys(paired) if v in made]
@@ -67,7 +81,8 @@ class _Reversal:
     recorder: Recorder
     numbers: list[Number]  # of the forward
 
-    def __init__(self, program: Program, of_M: int, symmetric: bool, needs: Sequence[bool]):
+    def __init__(self, program: Program, of_M: int, symmetric: bool, needs: Sequence[bool], learned: int):
+        self.learned = program.given[len(program.given) - learned :]
         self.program, self.of_M, self.symmetric, self.needs = program, of_M, symmetric, needs
         recorder = program.recorder
         if not recorder.detaches:
@@ -82,8 +97,8 @@ class _Reversal:
         self.before: dict[int, dict[int, int]] = {}  # of what is kept, by lag, the vector of the state
 
     def _find_active(self) -> set[int]:
-        """The values that depend on the state."""
-        active = {self.program.b, *self.program.state}
+        """The values that depend on the state, and on what learns."""
+        active = {self.program.b, *self.program.state, *self.learned}
         for i in self.instructions:
             args = i.args[1:] if i.op == "where" else (*i.vectors(), *i.numbers())
             constant = i.op in ("lt", "le", "eq") or (i.op == "where" and args[0] == args[1])
@@ -104,8 +119,9 @@ class _Reversal:
         for state, kind, old in zip(self.program.state, kinds, bars, strict=False):
             none = old * 0.0 if kind == "v" else Number(recorder, recorder.constant(0.0))
             new.append(self.bars.get(state, none))
-        if self.of_b:
-            new.append(bars[-1] + self.bars[self.program.b] if self.program.b in self.bars else bars[-1])
+        sums = [*([self.program.b] if self.of_b else []), *self.learned]
+        for value, old in zip(sums, bars[len(new) :], strict=True):
+            new.append(old + self.bars[value] if value in self.bars else old)
         one, zero = (Number(recorder, recorder.constant(value)) for value in (1.0, 0.0))
         return new, zero, one, zero, None, None
 
@@ -268,8 +284,8 @@ class RecordedIterations(NamedTuple):
 
 class Attach(torch.autograd.Function):
     """apply(iterations, new, *before): `new`, the fields of the state after `iterations` and the norms
-    (iterations, k), as functions of `before`: the fields of the state before, b, and the values of the
-    operands of the program."""
+    (iterations, k), as functions of `before`: the fields of the state before, b, the values of the operands
+    of the program, and the tensors of the method."""
 
     @staticmethod
     def forward(ctx, iterations, new, *before):
@@ -309,7 +325,8 @@ def _pull(
     forms = [o.form for o in operands]
     states = [*bars[:vectors], *[torch.zeros_like(b)] * (backward.vectors - vectors)]
     none = known.new_zeros(1, known.shape[-1])
-    registers = backward.numbers([*bars[vectors:], *[none] * backward.known[1]])
+    learned = backward.known[0] - (fields - vectors)
+    registers = backward.numbers([*bars[vectors:], *[none] * (learned + backward.known[1])])
     index = {v: place for place, v in enumerate(forward.state)}
     others = [before[index[what[0]]] if len(what) == 3 else b for what in backward.recorder.inputs]
     found: dict[int, Tensor] = {}
@@ -327,8 +344,16 @@ def _pull(
             found[pair.operand] = found[pair.operand] + part if pair.operand in found else part
         last -= count
     scalars = registers[: fields - vectors].to(b.dtype).unsqueeze(-2).unbind(0)
-    of_b = states[-1] if backward.vectors > vectors else None
-    return [*states[:vectors], *scalars, of_b, *(found.get(i) for i in range(len(forward.operands)))]
+    of_b, operands = states[-1] if backward.vectors > vectors else None, range(len(forward.operands))
+    own = before[fields + 1 + len(forward.operands) :]
+    of_own = [registers[fields - vectors + i].sum().to(t.dtype).reshape(t.shape) for i, t in enumerate(own)]
+    return [
+        *states[:vectors],
+        *scalars,
+        of_b,
+        *map(found.get, operands),
+        *(of_own if learned else [None] * len(own)),
+    ]
 
 
 class _Rows:
@@ -388,7 +413,9 @@ def _reference(iterations: RecordedIterations, *tensors: Tensor) -> tuple[Tensor
     method, program = iterations.method, iterations.adjoint.forward
     fields = len(program.fields)
     state, b, values = method.state(*tensors[:fields]), tensors[fields], tensors[fields + 1 :]
-    given = dict(zip(program.operands, values, strict=True))
+    given = dict(zip(program.operands, values, strict=False))
+    learned = zip(learned_numbers(method), values[len(program.operands) :], strict=True)
+    method = with_attributes(method, dict(learned))
 
     def factors(name: str) -> _Factors:
         return [(o, given.get((name, place), o.values)) for place, o in enumerate(iterations.maps(name))]

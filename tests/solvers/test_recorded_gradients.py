@@ -259,3 +259,52 @@ def test_torch_func():
     torch.testing.assert_close(torch.func.grad(total)(values, b), expected)
     _, tangent = torch.func.jvp(lambda v: total(v, b), (values,), (torch.ones_like(values),))
     torch.testing.assert_close(tangent, expected.sum())
+
+
+class Learned(Heavyball):
+    """With numbers that learn."""
+
+    def __init__(self, alpha: Tensor, beta: Tensor, scale: float = 0.3):
+        self.alpha, self.beta, self.scale = alpha, beta, scale
+
+    def step(self, A, M, b, state, running):
+        x, r, before, _, first = state
+        z = r if M is None else M(r)
+        new = x + multiply_columns(self.alpha * self.scale, z) + multiply_columns(1 - self.beta, x - before)
+        return HeavyState(new, b - A(new), x, before, first), torch.where(running, 0, 0)
+
+
+class Squashed(Learned):
+    def step(self, A, M, b, state, running):
+        self = Learned(torch.sigmoid(self.alpha), self.beta)
+        return Learned.step(self, A, M, b, state, running)
+
+
+@pytest.mark.parametrize("method", [Learned, Squashed])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_numbers_of_a_method_learn(method, shape):
+    grads, eager = [], type("ByTorch", (method,), {"state_vectors": 0})
+    numbers = [torch.full(shape, t, dtype=F64, requires_grad=True) for t in (0.7, 0.9)]
+    for kind in (method, eager):
+        values, b, x0 = inputs()
+        s = run(kind(*numbers), values, b, x0, "Jacobi", maxiter=40)
+        recorded = kind is Learned
+        assert s.backend == (COMPILED if recorded else EAGER)
+        grads.append(torch.autograd.grad(loss(s), (values, b, *numbers)))
+    torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-10)
+    assert gradcheck(lambda *t: run(method(*t), *inputs(), "IC", maxiter=3).x, numbers)
+    assert gradgradcheck(
+        lambda *t: run(method(*t), *(t.detach() for t in inputs()), "IC", maxiter=2).x, numbers
+    )
+
+
+def test_numbers_that_change_in_place_are_seen():
+    """And those that do not learn have no gradient."""
+    alpha, beta = torch.tensor(0.7, dtype=F64), torch.tensor(0.9, dtype=F64)
+    method, tensors = Learned(alpha, beta), inputs()
+    first = run(method, *tensors, "none", maxiter=3)
+    alpha += 0.1
+    again, other = (run(m, *tensors, "none", maxiter=3) for m in (method, Learned(alpha.clone(), beta)))
+    assert torch.equal(again.x, other.x)
+    assert not torch.equal(again.x, first.x)
+    torch.autograd.grad(loss(again), tensors)

@@ -17,7 +17,7 @@ from learnsolve.ops.across import across
 from learnsolve.ops.arithmetic import can_broadcast
 from learnsolve.ops.autograd import forward_mode_may_come, needs_graph
 from learnsolve.ops.pcg import RHO, STOP, WHEN, Iterations, Stop, pcg_iterations
-from learnsolve.ops.program import Operand, can_be_recorded, record_steps, run_program
+from learnsolve.ops.program import Operand, can_be_recorded, learned_numbers, record_steps, run_program
 from learnsolve.ops.program_adjoint import Attach, RecordedIterations, find_adjoint
 from learnsolve.ops.sweeps import gmres_steps, separate
 from learnsolve.solvers.core.operators import (
@@ -634,7 +634,9 @@ class RecordedSteps(Advance):
         operands = [self.maps(name)[place] for name, place in self.program.operands]
         self.values = [operand.values for operand in operands]
         needs = tuple(t.requires_grad for t in self.values)
-        self.adjoint = find_adjoint(self.program, len(ops), symmetric, needs) if graph else None
+        self.tensors = list(learned_numbers(method).values())
+        learned = len(self.tensors) if needs_graph(*self.tensors) else 0
+        self.adjoint = find_adjoint(self.program, len(ops), symmetric, needs, learned) if graph else None
         tensors = [t for operand in operands for t in (*operand.structure, operand.values.detach())]
         program = self.program if self.adjoint is None else self.adjoint.forward
         self.fixed = (tensors, [operand.form for operand in operands], program.code)
@@ -649,7 +651,8 @@ class RecordedSteps(Advance):
     def __call__(self, state: Any, count: int, done: int, running: Any) -> tuple[Any, Tensor, None]:
         if self.bounds is None:
             target, floor, limit = self.criterion.target, self.criterion.floor, self.criterion.limit
-            self.bounds = (torch.maximum(target, floor), limit, torch.ones_like(limit))
+            own = [t.detach().to(limit).reshape(1, 1) for t in self.tensors]
+            self.bounds = (torch.maximum(target, floor), limit, torch.ones_like(limit), *own)
         known = self.program.vectors
         if self.pauses:
             self.pauses -= 1
@@ -668,7 +671,7 @@ class RecordedSteps(Advance):
         new, norms = [*fields.unbind(0), *scalars], norms[:iterations]
         if self.adjoint is not None:
             those = RecordedIterations(self.method, self.adjoint, self.maps, iterations, tape)
-            *new, norms = Attach.apply(those, [*new, norms], *state, self.b, *self.values)
+            *new, norms = Attach.apply(those, [*new, norms], *state, self.b, *self.values, *self.tensors)
         return type(state)(*new), norms, None
 
 
@@ -693,10 +696,15 @@ def _fitting_steps(method: Any, system: System, gradient: str) -> GmresSteps | R
         operands = factors_of(M, A.A.pattern)
         if operands is None or any(not _fits(o.values, b, system.M) for o in operands):
             return None
-        graph = graph or needs_graph(*(o.values for o in operands))
+        graph = graph or needs_graph(*(o.values for o in operands), *learned_numbers(method).values())
         if graph and (forward_mode_may_come() or torch.compiler.is_dynamo_compiling()):
             return None
-        steps = RecordedSteps(method, A, M, operands, b, system.criterion, graph)
+        try:
+            steps = RecordedSteps(method, A, M, operands, b, system.criterion, graph)
+        except NotImplementedError:
+            if learned_numbers(method):
+                return None  # of which a step may make anything
+            raise
         return None if graph and steps.adjoint is None else steps
     if graph:
         return None
