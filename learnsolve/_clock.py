@@ -14,7 +14,7 @@ def wait(devices: Iterable[torch.device]) -> None:
             torch.cuda.synchronize(device)
 
 
-def time_call(run: Callable[[], Any], devices: Iterable[torch.device]) -> tuple[float, Any]:
+def time_call(run: Callable[[], object], devices: Iterable[torch.device]) -> tuple[float, Any]:
     wait(devices)
     start = time.perf_counter()
     result = run()

@@ -112,7 +112,7 @@ class Rule:
     raises an error or returns the value to use. `says` is its sentence in the documentation, `wrong` are
     values that it rejects."""
 
-    check: Callable[..., Any]
+    check: Callable[..., object]
     says: str
     wrong: tuple[object, ...] = ()
     of: str = ""  # another argument, for which this one must fit

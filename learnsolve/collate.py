@@ -17,7 +17,7 @@ from learnsolve.problems.datasets import Sample
 
 
 @check_arguments
-def collate(samples: Sequence[Any], *, stack: bool = False) -> Any:
+def collate(samples: Sequence[object], *, stack: bool = False) -> Any:
     """Combine several systems into one: the `collate_fn` of a `DataLoader`.
 
     Parameters

@@ -174,7 +174,7 @@ class _Border:
     called, which are the nodes that two calls have in common."""
 
     def __init__(self, arguments: list[Tensor]):
-        self.ends: dict[Any, list[Tensor]] = {}
+        self.ends: dict[object, list[Tensor]] = {}
         for t in arguments:
             self.ends.setdefault(t.grad_fn, []).append(t)
         self.first: set[Any] | None = None  # nodes of the first call, until the second
@@ -227,7 +227,7 @@ class _Border:
         return [*leaves.values(), *edges.values()], nodes
 
 
-def _profile_call(run: Callable[[], Any], devices: set[torch.device]) -> tuple[Any, tuple]:
+def _profile_call(run: Callable[[], object], devices: set[torch.device]) -> tuple[Any, tuple]:
     """The result, and (calls, operators, peak_bytes)."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices else [])]
     before = {}

@@ -64,7 +64,7 @@ def columns(X: Tensor, chosen: Tensor) -> Tensor:
 
 Sparse = scipy.sparse.csr_array
 # In an invariant subspace SciPy's ARPACK continues with random numbers, system-seeded since 1.17.
-SEEDED: dict[str, Any] = (
+SEEDED: dict[str, object] = (
     {"rng": 0} if "rng" in inspect.signature(scipy.sparse.linalg.eigsh).parameters else {}
 )
 

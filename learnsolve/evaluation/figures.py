@@ -22,7 +22,7 @@ BLACK, BLUE, ORANGE, PURPLE, GRAY, GREEN = "#000000", "#0072B2", "#D55E00", "#CC
 COLORS = BLUE, PURPLE, ORANGE, GREEN, BLACK, "#56B4E9", "#E69F00"  # of curves that are drawn together
 WIDTH = 840  # pixels
 STYLES = "-", "--", ":"
-LOOKS: dict[tuple[str, ...], dict[str, Any]] = {  # by the beginning of a name
+LOOKS: dict[tuple[str, ...], dict[str, object]] = {  # by the beginning of a name
     ("best constant",): {"color": GREEN, "linestyle": (0, (5, 1))},
     ("learned", "network"): {"color": BLUE, "linewidth": 2.2},
     ("weight 1", "start", "one pair"): {"color": GRAY, "linestyle": "--"},
@@ -57,8 +57,8 @@ class Line:
     label: str
     y: Any = None
     x: Any = None
-    band: tuple[Any, Any] | None = None
-    style: Mapping[str, Any] | None = None
+    band: tuple[object, object] | None = None
+    style: Mapping[str, object] | None = None
 
     def draw(self, axes: Any) -> None:
         style = {"linewidth": 1.5, **(look(self.label) if self.style is None else self.style)}

@@ -89,7 +89,7 @@ def _array(value: Any) -> np.ndarray:
     return flat.astype(kind).reshape(shape, order="F" if fortran else "C")
 
 
-def _csr(state: dict[str, Any]) -> scipy.sparse.csr_array:
+def _csr(state: dict[str, object]) -> scipy.sparse.csr_array:
     data, indices, indptr = (_array(state.get(key)) for key in ("data", "indices", "indptr"))
     shape = state.get("_shape", state.get("shape"))
     if not (isinstance(shape, tuple) and len(shape) == 2 and all(type(s) is int and s >= 0 for s in shape)):

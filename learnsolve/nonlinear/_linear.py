@@ -191,7 +191,7 @@ class MatrixJacobian:
         self,
         name: str,
         call: Callable[..., Any] | None,
-        find: Callable[..., Any] | None = None,
+        find: Callable[..., object] | None = None,
         users: bool = False,
     ):
         self.name, self.find = name, find

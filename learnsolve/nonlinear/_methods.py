@@ -103,8 +103,8 @@ class Settings:
     rtol: float
     atol: float
     maxiter: int
-    callback: Callable[[Iteration], Any] | None
-    line_search: Any = "backtracking"
+    callback: Callable[[Iteration], object] | None
+    line_search: object = "backtracking"
     pseudo_transient: float | None = None
     forcing: float | None = None
     chord: bool = False
@@ -261,7 +261,7 @@ def _step(
     o: Settings,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The next u, f(u) and its norm, and for which systems the step is accepted."""
-    rule: Any = o.line_search
+    rule: object = o.line_search
     if rule != "backtracking" or o.pseudo_transient is not None:
         t: Any = rule(number, u, d, r) if callable(rule) else rule
         u_next = u + d if t is None or isinstance(t, str) else u + t * d

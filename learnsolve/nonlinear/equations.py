@@ -282,7 +282,7 @@ def make_settings(
     rtol: float | None,
     atol: float,
     maxiter: int,
-    callback: Callable[[Iteration], Any] | None,
+    callback: Callable[[Iteration], object] | None,
     **others: Any,
 ) -> Settings:
     least = math.sqrt(torch.finfo(u0.dtype).eps)

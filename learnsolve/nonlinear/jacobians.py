@@ -4,7 +4,7 @@ derivatives."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -228,7 +228,7 @@ class Jacobian:
             raise TypeError(f"{self.function}: f must be a function of u and args, got {type(f).__name__}")
         self.f, self.mode = f, mode
         self.pattern = None if pattern is None else convert_pattern(self.function, pattern)
-        self._analyses: dict[Any, Analysis] = {}
+        self._analyses: dict[object, Analysis] = {}
 
     modes: tuple[str, ...] = _MODES
 

@@ -91,7 +91,7 @@ class LinearSteps:
         self.patterns = [A.pattern for A in apart.values()]
         self.operands = (*(A.values for A in apart.values()), *others)
         self.structures = [t for P in self.patterns for way in (False, True) for t in P._structure(way)]
-        keys: list[Any] = [*apart, *map(id, others)]
+        keys: list[object] = [*apart, *map(id, others)]
         self._numbers = {key: number for number, key in enumerate(keys)}
         self._written: list[tuple[int, ...]] = []
         result = function(Register(self, 0))

@@ -257,7 +257,7 @@ def grid_sizes(function: str, grid: Sequence[int], d: int) -> torch.Size:
 
 
 # Patterns in use: a matrix that is rebuilt with other coefficients keeps its pattern.
-_patterns: weakref.WeakValueDictionary[Any, SparsityPattern] = weakref.WeakValueDictionary()
+_patterns: weakref.WeakValueDictionary[object, SparsityPattern] = weakref.WeakValueDictionary()
 
 
 def stencil_matrix(

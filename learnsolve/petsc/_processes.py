@@ -138,7 +138,7 @@ class Processes:
     def __init__(self) -> None:
         comm = engine().COMM_WORLD
         self.rank, self.size = comm.rank, comm.size
-        self._gathers: dict[int, tuple[Any, Any, Any]] = {}
+        self._gathers: dict[int, tuple[object, object, object]] = {}
 
     def gather(self, t: Tensor) -> Tensor:
         """Every process's t, (processes, *t.shape), float64, by one scatter of PETSc (an MPI_Allgather)."""

@@ -430,7 +430,7 @@ class AMG(Preconditioner):
             checks.batches("AMG", self.batch_shape, batch, f"A and {name}")
             self.batch_shape = torch.broadcast_shapes(self.batch_shape, batch)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> AMG:
+    def __deepcopy__(self, memo: dict[int, object]) -> AMG:
         """Rebuilt from copies: computed tensors may be attached to an autograd graph, which torch does not
         copy."""
         try:

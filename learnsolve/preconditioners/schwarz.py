@@ -282,7 +282,7 @@ def _rows(rows: object, number: int, n: int) -> np.ndarray:
 @check_arguments
 def interface_pattern(
     A: SquareMatrix,
-    subdomains: Sequence[Any] | None = None,
+    subdomains: Sequence[object] | None = None,
     *,
     n_subdomains: int | None = None,
     overlap: Index = 1,
@@ -436,7 +436,7 @@ class AdditiveSchwarz(Preconditioner):
     def __init__(
         self,
         A: RealSystem,
-        subdomains: Sequence[Any] | None = None,
+        subdomains: Sequence[object] | None = None,
         *,
         n_subdomains: int | None = None,
         overlap: Index = 1,

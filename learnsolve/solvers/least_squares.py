@@ -311,7 +311,7 @@ def solve(
     n = A.shape[1] if known else operator.T(B.detach()).shape[-2]
     X0 = None if x0 is None else _start(name, n, b, x0, columns)
     maxiter = 10 * n if options.maxiter is None else options.maxiter
-    damped: Any = operator
+    damped: LinearOperator = operator
     padded = B
     if damp:
         damped = DampedOperator(operator, float(damp), n)

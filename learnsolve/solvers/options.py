@@ -16,7 +16,7 @@ from learnsolve.solvers.solution import Iteration
 P = ParamSpec("P")
 T = TypeVar("T")
 SOLVERS: dict[str, Callable[..., Any]] = {}  # by name, for graphs
-_KINDS: dict[str, Any] = {}  # of their options
+_KINDS: dict[str, object] = {}  # of their options
 # Solvers for a square A with M: `compare_preconditioners` and graphs take them by name. Other keywords:
 # graph.Call.
 KRYLOV = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
@@ -28,7 +28,7 @@ class SweepOptions(TypedDict, total=False):
     rtol: float | None
     atol: float | None
     maxiter: int | None
-    callback: Callable[[Iteration], Any] | None
+    callback: Callable[[Iteration], object] | None
     gradient: str | None
     throw: bool
     adjoint_rtol: float | None
@@ -40,7 +40,7 @@ class LeastSquaresOptions(TypedDict, total=False):
 
     maxiter: int | None
     iterations: int | None
-    callback: Callable[[Iteration], Any] | None
+    callback: Callable[[Iteration], object] | None
     gradient: str
     throw: bool
     adjoint_rtol: float | None
@@ -57,19 +57,19 @@ class SymmetricOptions(TypedDict, total=False):
     maxiter: int | None
     iterations: int | None
     M: Any
-    callback: Callable[[Iteration], Any] | None
+    callback: Callable[[Iteration], object] | None
     gradient: str
     throw: bool
     adjoint_rtol: float | None
     adjoint_maxiter: int | None
     parameters: tuple[Tensor, ...]
-    null_space: Any
+    null_space: object
 
 
 class SolverOptions(SymmetricOptions, total=False):
     """Options of `bicgstab`, `gmres` and `fgmres`."""
 
-    adjoint_M: Any
+    adjoint_M: object
     transpose: Callable[[Tensor], Tensor] | None
 
 
@@ -77,7 +77,7 @@ class StationaryOptions(SweepOptions, total=False):
     """Options of `richardson`, `heavyball` and `chebyshev`."""
 
     M: Any
-    adjoint_M: Any
+    adjoint_M: object
     transpose: Callable[[Tensor], Tensor] | None
     parameters: tuple[Tensor, ...]
 
@@ -242,7 +242,7 @@ def read_options(name: str, arguments: Mapping[str, Any], **others: tuple[Any, f
 BESIDE_ITERATIONS = "{key} must not be passed with iterations, which all run. Remove one"
 
 
-def fix_iterations(name: str, options: Options, **others: tuple[Any, float]) -> Options:
+def fix_iterations(name: str, options: Options, **others: tuple[object, float]) -> Options:
     """These new options of a call, in which a number of `iterations` becomes a limit without a tolerance.
     `others`: more tolerances of the call, with their defaults."""
     if options.iterations is None:

@@ -134,7 +134,7 @@ def compare(A: object, b: object, M: Mapping[str, Any], rtol: Sequence[float], *
         return compare_preconditioners(A, b, dict(M), rtol=rtol, on_error="row", **options)  # type: ignore[arg-type]
 
 
-def add_amg(candidates: dict[str, Any], n: int) -> dict[str, Any]:
+def add_amg(candidates: dict[str, object], n: int) -> dict[str, Any]:
     """The candidates and AMG for n rows, with several levels even for small matrices, since on one level AMG
     is a direct solve."""
     coarse = max(1, min(AMG_COARSE, n // 8))
@@ -299,7 +299,7 @@ class Outcome:
     columns: list[str]  # columns of the final table
     rows: list[list[Any]] = field(default_factory=list)  # values are formatted when printed
     sentence: str = ""  # what was learned; `learned` in report.json
-    figures: dict[str, Callable[[], Any]] = field(default_factory=dict)  # further figures by file
+    figures: dict[str, Callable[[], object]] = field(default_factory=dict)  # further figures by file
     levels: dict[str, Iterable[Line]] = field(default_factory=dict)  # to draw in `curves`, by file
     texts: dict[str, str] = field(default_factory=dict)  # contents of files by name
 
@@ -341,7 +341,7 @@ class Recipe:
         """The state of a resumed run besides model, optimizer and step; only numbers and strings."""
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, object]) -> None:
         """Continue from what `state` returned."""
 
     def outcome(self, /) -> Outcome:

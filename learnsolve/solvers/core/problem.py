@@ -607,9 +607,9 @@ class Problem(Solver):
     columns: Columns
     throw: bool
     gradient: str = "implicit"
-    callback: Callable[[Iteration], Any] | None = None
+    callback: Callable[[Iteration], object] | None = None
     null: NullSpace | None = None  # of a singular A
-    transposed_M: Callable[[], Any] | None = None  # makes the preconditioner of A^T
+    transposed_M: Callable[[], object] | None = None  # makes the preconditioner of A^T
     advice: str = ""  # appended to the warning if it did not converge
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Problem:

@@ -469,7 +469,7 @@ class Steps:
     columns: Columns
     a: Tensor | None = None
     c: Tensor | None = None
-    callback: Callable[[Iteration], Any] | None = None
+    callback: Callable[[Iteration], object] | None = None
     counts: dict[int, int] = field(default_factory=dict)
 
     def solution(
