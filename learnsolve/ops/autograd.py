@@ -457,11 +457,6 @@ for _name in torch._C._dispatch_get_all_op_names():
 # several files use an operator; the others are next to their operation.
 
 
-def _batch(values: Tensor, x: Tensor) -> int:
-    batch = values.shape[0] if values.dim() == 2 else 1
-    return x.shape[0] if x.dim() == 3 and batch == 1 else batch
-
-
 @torch.library.register_fake("learnsolve::csr_spmm")
 def _(ptr, idx, perm, blocks, values, x, sum_batch=False, conjugate=False):
     m = ptr.shape[0] - 1
@@ -470,7 +465,8 @@ def _(ptr, idx, perm, blocks, values, x, sum_batch=False, conjugate=False):
     k = 1 if x.dim() == 1 else x.shape[-1]
     if sum_batch or (x.dim() < 3 and values.dim() == 1):
         return values.new_empty(m, k)
-    return values.new_empty(_batch(values, x), m, k)
+    batch = values.shape[0] if values.dim() == 2 else 1
+    return values.new_empty(x.shape[0] if x.dim() == 3 and batch == 1 else batch, m, k)
 
 
 @torch.library.register_fake("learnsolve::csr_sddmm")

@@ -210,10 +210,6 @@ class SPAI(Preconditioner):
         return spmm(self.matrix, R, transpose=True)
 
 
-def _make_identity(A: CSR) -> CSR:
-    return eye(A.shape[0], dtype=A.dtype, device=A.device, index_dtype=A.pattern.dtype)
-
-
 def _minimize(A: CSR, S: SparsityPattern, right: bool) -> CSR:
     line = "column" if right else "row"
     empty = (S.T.crow_indices.diff() == 0).nonzero()
@@ -223,7 +219,7 @@ def _minimize(A: CSR, S: SparsityPattern, right: bool) -> CSR:
             "diagonal"
         )
     At = transpose(A)
-    K, I = spgemm(At, A), _make_identity(A)  # noqa: E741
+    K, I = spgemm(At, A), eye(A.shape[0], dtype=A.dtype, device=A.device, index_dtype=A.pattern.dtype)  # noqa: E741
     try:
         M = local_solve(K, spgemm(At, I, mask=S))
         with torch.no_grad():

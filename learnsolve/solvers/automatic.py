@@ -305,7 +305,8 @@ def solve(
         raise NotImplementedError(_NO_GRAPH)
     A, b = checks.operands("solve", A, b)
     A = checks.with_entries(A)
-    products = _is_operator(A) and method != "direct" and not isinstance(method, Factorization)
+    products = isinstance(A, (LinearOperator, scipy.sparse.linalg.LinearOperator))
+    products = products and method != "direct" and not isinstance(method, Factorization)
     if not products:
         checks.matrix("solve", "A", A)
     check_b("solve", b, or_complex=True)
@@ -405,10 +406,6 @@ def _ending(solution: Solution, b: Tensor, rtol: float, atol: float) -> Ending:
     ratio = float(torch.where(distance <= 0, 0, torch.where(gain > 0, distance / gain, torch.inf)).max())
     power = min(ratio * math.log(count / (count // 2)), 100.0)
     return Ending(solution.status, ratio * (count - count // 2), count * math.expm1(power))
-
-
-def _is_operator(A: object) -> bool:
-    return isinstance(A, (LinearOperator, scipy.sparse.linalg.LinearOperator))
 
 
 def _by_products(A: Any, b: Tensor, M: object) -> Generator[Choice, Ending, None]:
