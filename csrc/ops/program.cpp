@@ -85,6 +85,9 @@ struct Program {
     }
     before = number_ops();
     passes = read_passes(), check = read_passes();
+    for (const int64_t v : in_place)
+      STD_TORCH_CHECK(ends[v] == v && std::count(ends.begin(), ends.end(), v) == 1, name,
+                      ": code writes to a state that is not its own next value");
     STD_TORCH_CHECK(at == length && (doubt < 0) == check.empty() && (doubt < 0) == (lost < 0), name,
                     ": code has another length");
   }
@@ -500,7 +503,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_program(
   std::vector<int64_t> before;
   for (const Stack& stack : program.kept) before.push_back(stack.before.size());
   const std::vector<int64_t> starts = starts_of(before, keep ? iterations : 0);
-  STD_TORCH_CHECK(tape_.size() == (program.known == 0 ? 0 : 2), name,
+  STD_TORCH_CHECK(tape_.size() == (program.known == 0 && program.read.empty() ? 0 : 2), name,
                   ": a tape is two tensors, for a program that reads one");
   std::vector<int64_t> read_starts;
   std::vector<Tensor> tape_in;

@@ -66,6 +66,12 @@ class Operand(NamedTuple):
     def rows(cls, values: torch.Tensor) -> Operand:
         return cls("scale_rows", 5, values)
 
+    def is_transpose(self, other: Operand) -> bool:
+        if self.op != other.op or self.values is not other.values or self.pattern is not other.pattern:
+            return False
+        turned = other.side.adjoint if other.op == "solve" else not other.side
+        return self.op == "scale_rows" or self.side == turned
+
     def multiply(self, values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Of x, (n, k), with other values."""
         if self.op == "scale_rows":
@@ -164,7 +170,8 @@ class Recorder:
     def apply(self, op: str, operand: int, x: Vector) -> Vector:
         """A linear map: the coefficient of a multiple is carried along."""
         a, v = x.term()
-        return Vector(self, ((a, self.emit(op, v, operand=operand)),), detached=x.detached)
+        self.detaches &= not x.detached  # of what it is multiplied by nothing is known
+        return Vector(self, ((a, self.emit(op, v, operand=operand)),))
 
 
 class _Recorded:
@@ -338,6 +345,7 @@ class Vector(_Recorded):
         return Vector(self.recorder, self.terms, self.absolute, True)
 
     def scaled(self, a: int) -> Vector:
+        self.recorder.detaches &= not self.detached or a in self.recorder.constants
         terms = tuple((self.recorder.multiply(a, b), v) for b, v in self._sum())
         return Vector(self.recorder, terms, detached=self.detached)
 
@@ -428,7 +436,7 @@ def _fuse(instructions: Sequence[Instruction], ready: set[int]) -> tuple[list[In
         if i.op not in _MAKES_VECTOR:
             level[i.out] = place[i.out] + 1
     on_vectors = [i for i in instructions if i.out in place]
-    last = max(place.values())
+    last = max(place.values(), default=0)
 
     def traffic() -> int:
         read = {(place[i.out], v) for i in on_vectors for v in i.vectors()}

@@ -10,7 +10,7 @@ for some iterations at a time. Second derivatives differentiate the steps, one t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -45,16 +45,16 @@ class Adjoint(NamedTuple):
     forward: Program  # which keeps a tape
     backward: Program
     pairs: list[_Pair]
-    symmetric: bool  # M is its transpose
+    mirrored: bool  # M's operands, from the last to the first, are the transposes of M's
 
 
 def find_adjoint(
-    program: Program, of_M: int, symmetric: bool, needs: tuple[bool, ...], learned: int = 0
+    program: Program, of_M: int, mirrored: bool, needs: tuple[bool, ...], learned: int = 0
 ) -> Adjoint | None:
-    """`of_M`: how many operands M has. `symmetric`: M is its transpose. `needs`: which operands of the
-    program need a gradient. `learned`: how many of the numbers that are given do, the last ones. None where a
-    step says what has no adjoint here."""
-    key = of_M, symmetric, needs, learned
+    """`of_M`: how many operands M has. `mirrored`: the last one is the transpose of the first, and so on.
+    `needs`: which operands of the program need a gradient. `learned`: how many of the numbers that are given
+    do, the last ones. None where a step says what has no adjoint here."""
+    key = of_M, mirrored, needs, learned
     if key not in program.adjoints:
         try:
             program.adjoints[key] = _reverse(program, *key)
@@ -64,15 +64,15 @@ def find_adjoint(
 
 
 @torch.no_grad()
-def _reverse(program: Program, of_M: int, symmetric: bool, needs: tuple[bool, ...], learned: int) -> Adjoint:
-    reversal = _Reversal(copy.copy(program), of_M, symmetric, needs, learned)
+def _reverse(program: Program, of_M: int, mirrored: bool, needs: tuple[bool, ...], learned: int) -> Adjoint:
+    reversal = _Reversal(copy.copy(program), of_M, mirrored, needs, learned)
     fields = program.fields + "v" * reversal.of_b + "n" * learned
     known = fields.count("n"), program.registers + 1
     backward = Program(program.recorder.dtype, fields, known[1], reversal.step, known)
     made, paired = {i.out for i in backward.recorder.instructions}, (v for p in reversal.pairs for v in p[1:])
     kept = [Stack(v) for v in dict.fromkeys(paired) if v in made]
     stacks = reversal.find_stacks()
-    return Adjoint(reversal.program.encode(stacks), backward.encode(kept, stacks), reversal.pairs, symmetric)
+    return Adjoint(reversal.program.encode(stacks), backward.encode(kept, stacks), reversal.pairs, mirrored)
 
 
 class _Reversal:
@@ -81,9 +81,9 @@ class _Reversal:
     recorder: Recorder
     numbers: list[Number]  # of the forward
 
-    def __init__(self, program: Program, of_M: int, symmetric: bool, needs: Sequence[bool], learned: int):
+    def __init__(self, program: Program, of_M: int, mirrored: bool, needs: Sequence[bool], learned: int):
         self.learned = program.given[len(program.given) - learned :]
-        self.program, self.of_M, self.symmetric, self.needs = program, of_M, symmetric, needs
+        self.program, self.of_M, self.mirrored, self.needs = program, of_M, mirrored, needs
         recorder = program.recorder
         if not recorder.detaches:
             raise NotImplementedError("a combination of detached vectors is not reversed")
@@ -91,7 +91,7 @@ class _Reversal:
         self.made = {i.out: i for i in self.instructions}
         self.next = dict(zip(program.state, program.ends, strict=True))
         self.active = self._find_active()
-        self.of_b = any(program.b in i.vectors() for i in self.instructions)
+        self.of_b = program.b in program.ends or any(program.b in i.vectors() for i in self.instructions)
         self.bars: dict[int, Any] = {}
         self.pairs: list[_Pair] = []
         self.before: dict[int, dict[int, int]] = {}  # of what is kept, by lag, the vector of the state
@@ -99,9 +99,11 @@ class _Reversal:
     def _find_active(self) -> set[int]:
         """The values that depend on the state, and on what learns."""
         active = {self.program.b, *self.program.state, *self.learned}
+        one = self.program.recorder.constant(1.0)
         for i in self.instructions:
             args = i.args[1:] if i.op == "where" else (*i.vectors(), *i.numbers())
-            constant = i.op in ("lt", "le", "eq") or (i.op == "where" and args[0] == args[1])
+            detached = i.op == "where" and i.args[0] == one and args[0] == args[1]
+            constant = i.op in ("lt", "le", "eq") or detached
             if not constant and not active.isdisjoint(args):
                 active.add(i.out)
         return active
@@ -190,7 +192,7 @@ class _Reversal:
         if transpose and i.op != "scale_rows":
             if name[0] == "M":
                 place = self.of_M - 1 - place
-            if name[0] == "A" or not self.symmetric:
+            if name[0] == "A" or not self.mirrored:
                 name = name.removesuffix(".T") if name.endswith(".T") else f"{name}.T"
         return self.recorder.apply(i.op, self.recorder.operand(name, place), x)
 
@@ -256,9 +258,12 @@ class _Reversal:
 
     def _max(self, i: Instruction, bar: Number) -> None:
         a, b = i.args
-        first = self.number(a) > self.number(b)
-        self.add(a, first.emit("where", bar, 0.0))
-        self.add(b, first.emit("where", 0.0, bar))
+        less, more = self.number(a) < self.number(b), self.number(a) > self.number(b)
+        half = (
+            1.0 if b in self.program.recorder.constants else 0.5
+        )  # where both are equal, as torch.clamp does
+        self.add(a, less.emit("where", 0.0, more.emit("where", bar, bar * half)))
+        self.add(b, more.emit("where", 0.0, less.emit("where", bar, bar * half)))
 
     def _where(self, i: Instruction, bar: Number) -> None:
         condition = self.number(i.args[0])
@@ -266,7 +271,8 @@ class _Reversal:
         self.add(i.args[2], condition.emit("where", 0.0, bar))
 
     def _abs(self, i: Instruction, bar: Number) -> None:
-        self.add(i.args[0], (self.number(i.args[0]) < 0.0).emit("where", -bar, bar))
+        a = self.number(i.args[0])
+        self.add(i.args[0], (a < 0.0).emit("where", -bar, (a > 0.0).emit("where", bar, 0.0)))
 
 
 class RecordedIterations(NamedTuple):
@@ -274,12 +280,12 @@ class RecordedIterations(NamedTuple):
 
     method: Any
     adjoint: Adjoint
-    maps: Callable[[str], Sequence[Operand]]  # A, A.T, M and M.T, as their operands one after another
+    maps: dict[str, Sequence[Operand]]  # A, A.T, M and M.T, as their operands one after another
     ran: int
     tape: Sequence[Tensor]  # vectors, and the numbers of each iteration
 
     def operands(self, program: Program) -> list[Operand]:
-        return [self.maps(name)[place] for name, place in program.operands]
+        return [self.maps[name][place] for name, place in program.operands]
 
 
 class Attach(torch.autograd.Function):
@@ -418,10 +424,10 @@ def _reference(iterations: RecordedIterations, *tensors: Tensor) -> tuple[Tensor
     method = with_attributes(method, dict(learned))
 
     def factors(name: str) -> _Factors:
-        return [(o, given.get((name, place), o.values)) for place, o in enumerate(iterations.maps(name))]
+        return [(o, given.get((name, place), o.values)) for place, o in enumerate(iterations.maps[name])]
 
     A = _Map(factors("A"), factors("A.T"))
-    M = _Map(factors("M"), factors("M" if iterations.adjoint.symmetric else "M.T"))
+    M = _Map(factors("M"), factors("M" if iterations.adjoint.mirrored else "M.T"))
     running = torch.ones(1, b.shape[-1], dtype=torch.bool, device=b.device)
     norms = []
     for _ in range(iterations.ran):

@@ -840,3 +840,25 @@ def test_wrong_registers_are_refused():
     ):
         with pytest.raises(RuntimeError, match=f"linear_steps_backward: {message}"):
             ops.linear_steps_backward(S, operands, wrong[0], wrong[1], steps, wrong[2])
+
+
+# Programs of one state: x' = 2 b in the place of b, and x' = 2 (a vector of a tape that is not given).
+PROGRAMS = {
+    "writes to a state that is not its own next value": [
+        *(2, 1, 0, 0, 2, 0, 0, 1, -1, -1, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 1, 0, 0, -1, 1, 1, 0, 0, 0)
+    ],
+    "a tape is two tensors": [
+        *(2, 1, 1, 0, 2, 0, 0, 1, -1, -1, 0, 1, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 2, 1, 0, 0, 0)
+    ],
+}
+
+
+@pytest.mark.parametrize("message", PROGRAMS)
+def test_a_program_that_leaves_its_memory_is_refused(message):
+    A = ls.problems.poisson((8,))
+    vectors, numbers = [torch.ones(8, 1).double()] * 2, torch.tensor([[2.0], [0.0]]).double()
+    code = torch.tensor(PROGRAMS[message])
+    with pytest.raises(RuntimeError, match=message):
+        ops.csr_program(
+            [*A.pattern._structure(False), A.values], [0], code, vectors, numbers, [], 0, 3, False
+        )

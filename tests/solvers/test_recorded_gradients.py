@@ -308,3 +308,104 @@ def test_numbers_that_change_in_place_are_seen():
     assert torch.equal(again.x, other.x)
     assert not torch.equal(again.x, first.x)
     torch.autograd.grad(loss(again), tensors)
+
+
+def test_an_M_that_is_symmetric_by_its_values():
+    """ILU's factors are not each other's transposes, though their product is symmetric."""
+    A, b = ls.problems.poisson((4, 4)), normal((16,))
+    grads = []
+    for method in (MinimalResidual(), by_torch(MinimalResidual)):
+        values = A.values.clone().requires_grad_()
+        M = P.ILU(A.with_values(values))
+        assert M.symmetric
+        s = solve("m", method, A, b, None, Options(0.0, 0.0, 3, M=M, gradient="unrolled"))
+        grads.append(torch.autograd.grad(s.x.square().sum(), values)[0])
+    torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-12)
+
+
+class Descent(Method):
+    state, state_vectors = HeavyState, 5
+
+    def start(self, A, M, x, r, running):
+        return HeavyState(x, r, r, r, r)
+
+    def length(self, A, r, running):
+        return divide(dot(r, r), dot(r, A(r)), running)
+
+    def step(self, A, M, b, state, running):
+        x, r, *_ = state
+        x = x + multiply_columns(0.9 * self.length(A, r, running), r)
+        r = b - A(x)
+        return HeavyState(x, r, b, r, x), torch.where(running, 0, 0)
+
+
+class DetachedImage(Descent):
+    def length(self, A, r, running):
+        d = r.detach()
+        return divide(dot(r, r), dot(d, A(d)), running)
+
+
+class DetachedMultiple(Descent):
+    def length(self, A, r, running):
+        u = multiply_columns(super().length(A, r, running), r.detach())
+        return divide(dot(u, u), dot(r, r), running)
+
+
+class Chosen(Descent):
+    def length(self, A, r, running):
+        a = super().length(A, r, running)
+        return torch.where(a > 0.3, a, a)
+
+
+class Tied(Descent):
+    def length(self, A, r, running):
+        a = super().length(A, r, running)
+        zero, bounded = a - a, torch.maximum(a, 1.0 * a)
+        return a + zero.abs() + (a * zero).clamp(min=0.0) + bounded
+
+
+@pytest.mark.parametrize("method", [Descent, DetachedImage, DetachedMultiple, Chosen, Tied])
+def test_what_a_step_may_say(method):
+    A, grads = matrix(), []
+    for kind in (method(), by_torch(method)):
+        tensors = inputs()
+        s = run(kind, *tensors, "Jacobi", maxiter=3)
+        grads.append(torch.autograd.grad(loss(s), tensors))
+    torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-10)
+    b = normal((N,)).requires_grad_()  # which alone learns, and is a field of the state
+    found = [run(kind, A.values, b, None, "none", maxiter=3) for kind in (method(), by_torch(method))]
+    torch.testing.assert_close(*(torch.autograd.grad(loss(s), b) for s in found), rtol=1e-8, atol=1e-10)
+
+
+def test_factors_that_are_replaced_after_the_solve():
+    values, b, _ = inputs()
+    grads = []
+    for replaced in (False, True):
+        M = P.ILU(matrix().with_values(values))
+        s = solve("m", BiCGSTAB(), matrix(), b, None, Options(0.0, 0.0, 3, M=M, gradient="unrolled"))
+        if replaced:
+            M.L, M.U = 2 * M.L, 3 * M.U
+        grads.append(torch.autograd.grad(s.x.sum(), values)[0])
+    assert torch.equal(*grads)
+
+
+def test_checkpoints_repeat_the_iterations_of_python():
+    """Which a nearly singular matrix has."""
+    torch.manual_seed(0)
+    D = torch.randn(12, 12, dtype=F64)
+    D = torch.where(torch.rand(12, 12) < 0.5, D, 0.0)
+    A, b = ls.CSR.from_dense(D + D.T), torch.randn(12, dtype=F64)
+    grads = []
+    for gradient in ("unrolled", "checkpointed"):
+        values = A.values.clone().requires_grad_()
+        s = ls.solvers.minres(A.with_values(values), b, iterations=40, gradient=gradient)
+        grads.append(torch.autograd.grad(s.x.sum(), values)[0])
+    torch.testing.assert_close(*grads)
+
+
+def test_x_is_a_tensor_of_its_own():
+    tensors = inputs()
+    x = run(MinimalResidual(), *tensors, "none", maxiter=3).x
+    assert x.untyped_storage().nbytes() == x.nbytes
+    x.clamp_(min=0.0)
+    assert torch.isfinite(torch.autograd.grad(x.sum(), tensors[1])[0]).all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -624,29 +624,32 @@ class RecordedSteps(Advance):
         ops, pattern, values = tuple(factor.op for factor in factors), A.A.pattern, A.A.values
         symmetric = M is None or says(M, "symmetric") is True
         self.method, self.program = method, record_steps(method, ops, symmetric, b.dtype)
-        maps: dict[str, Callable[[], Sequence[Operand] | None]] = {
+        mirrored = all(o.is_transpose(other) for o, other in zip(factors, reversed(factors), strict=True))
+        makes: dict[str, Callable[[], Sequence[Operand] | None]] = {
             "A": lambda: [Operand.product(pattern, values, A.transpose)],
             "A.T": lambda: [Operand.product(pattern, values, not A.transpose)],
             "M": lambda: factors,
-            "M.T": lambda: factors_of(M, pattern, True),
+            "M.T": lambda: factors if mirrored else factors_of(M, pattern, True),
         }
-        self.maps = cache(lambda name: maps[name]() or ())
-        operands = [self.maps(name)[place] for name, place in self.program.operands]
+        names = makes if graph else dict(self.program.operands)
+        self.maps = {name: makes[name]() or () for name in names}
+        operands = [self.maps[name][place] for name, place in self.program.operands]
         self.values = [operand.values for operand in operands]
         needs = tuple(t.requires_grad for t in self.values)
         self.tensors = list(learned_numbers(method).values())
         learned = len(self.tensors) if needs_graph(*self.tensors) else 0
-        self.adjoint = find_adjoint(self.program, len(ops), symmetric, needs, learned) if graph else None
+        self.adjoint = find_adjoint(self.program, len(ops), mirrored, needs, learned) if graph else None
+        if self.adjoint and any(len(self.maps[name]) <= at for name, at in self.adjoint.backward.operands):
+            self.adjoint = None  # M does not say what its transpose is
         tensors = [t for operand in operands for t in (*operand.structure, operand.values.detach())]
         program = self.program if self.adjoint is None else self.adjoint.forward
         self.fixed = (tensors, [operand.form for operand in operands], program.code)
         self.b, self.criterion, self.bounds = b, criterion, None
-        self.pause = self.pauses = 0
+        self.eager: list[range] = []  # iterations that Python runs, the same when they are repeated
         self.none = b.new_empty(0, b.shape[1])
         vectors = 2 * self.program.vectors + 10
         entries = sum(operand.values.numel() for operand in operands)
         self.most = max(_MOST // (entries + vectors * len(b)), 1)
-        self.length = _FIRST_CALL if graph else self.most
 
     def __call__(self, state: Any, count: int, done: int, running: Any) -> tuple[Any, Tensor, None]:
         if self.bounds is None:
@@ -654,21 +657,20 @@ class RecordedSteps(Advance):
             own = [t.detach().to(limit).reshape(1, 1) for t in self.tensors]
             self.bounds = (torch.maximum(target, floor), limit, torch.ones_like(limit), *own)
         known = self.program.vectors
-        if self.pauses:
-            self.pauses -= 1
+        if any(done in stretch for stretch in self.eager):
             return state, self.none, None
-        count, self.length = min(count, self.length, self.most), 2 * self.length
+        count = min(count, self.most if self.adjoint is None else max(_FIRST_CALL, done), self.most)
         with torch.no_grad():
             vectors, numbers = [*state[:known], self.b], self.program.numbers((*state[known:], *self.bounds))
             out = run_program(*self.fixed, vectors, numbers, (), 0, count, self.adjoint is not None)
         fields, numbers, norms, ran, *tape = out
         if (iterations := ran.item()) == 0:
             # Iterations that Python decides about often follow one another.
-            self.pauses = self.pause = min(2 * self.pause + 1, 15)
+            again = self.eager[-1:] if self.eager and self.eager[-1].stop == done else [range(1)]
+            self.eager.append(range(done, done + min(2 * len(again[0]), 16)))
             return state, norms[:0], None
-        self.pause = 0
         scalars = numbers[: len(state) - known].to(self.b.dtype).unsqueeze(-2).unbind(0)
-        new, norms = [*fields.unbind(0), *scalars], norms[:iterations]
+        new, norms = [fields[0].clone(), *fields[1:].unbind(0), *scalars], norms[:iterations]
         if self.adjoint is not None:
             those = RecordedIterations(self.method, self.adjoint, self.maps, iterations, tape)
             *new, norms = Attach.apply(those, [*new, norms], *state, self.b, *self.values, *self.tensors)
