@@ -1,7 +1,8 @@
 // Recorded programs: steps of an iterative method as lists of instructions on blocks of columns and on
 // numbers of a column, fused into passes over chunks of rows, many iterations in one call.
-// learnsolve/ops/program.py records, fuses, reverses and encodes them. Sums are of chunks of rows, which
-// depend on A and k alone, added up in order, in double: the same bits for any number of threads.
+// learnsolve/ops/program.py records, fuses and encodes them, program_adjoint.py reverses them. Sums are of
+// chunks of rows, which depend on A and k alone, added up in order, in double: the same bits for any number
+// of threads.
 //
 // A tape holds vectors of every iteration, in stacks: what a program keeps, and what its adjoint, which goes
 // through the iterations from the last to the first, reads.

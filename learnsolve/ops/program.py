@@ -117,8 +117,9 @@ class Recorder:
         self.constants: dict[int, float] = {}
         self.count = 0
         self._known: dict[tuple, int] = {}
-        # Further inputs, by what they are: vectors of a tape, or others that stay the same.
-        self.inputs: dict[tuple, int] = {}
+        # Further inputs: values of the forward pass, from its tape `shift` iterations later, or, with None,
+        # from before its first iteration, which stay the same.
+        self.inputs: dict[tuple[int, int | None], int] = {}
         self.detaches = True  # whether what is detached can be told from the rest
         self.operands: list[tuple[str, int]] = [("A", 0)]  # which map each is of, and its place there
 
@@ -131,10 +132,10 @@ class Recorder:
         self.count += 1
         return self.count - 1
 
-    def input(self, *what: Any) -> int:
-        if what not in self.inputs:
-            self.inputs[what] = self.new()
-        return self.inputs[what]
+    def input(self, value: int, shift: int | None) -> int:
+        if (value, shift) not in self.inputs:
+            self.inputs[value, shift] = self.new()
+        return self.inputs[value, shift]
 
     def emit(self, op: str, *args: Any, operand: int = 0) -> int:
         """The value of an instruction. The same one is computed once."""
@@ -574,7 +575,9 @@ class Program:
         kept = [n for s in stacks for n in (slots[s.value], len(s.before), *(slots[v] for v in s.before))]
         place = {stack.value: number for number, stack in enumerate(self.read)}
         readings = [
-            (slots[v], place[what[0]], 1 - what[1]) for what, v in recorder.inputs.items() if len(what) == 2
+            (slots[v], place[value], 1 - shift)
+            for (value, shift), v in recorder.inputs.items()
+            if shift is not None
         ]
         self.code = torch.tensor([
             len(inputs), self.vectors, n_slots, n_scratch, self.registers,

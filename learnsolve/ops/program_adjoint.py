@@ -45,7 +45,6 @@ class Adjoint(NamedTuple):
     forward: Program  # which keeps a tape
     backward: Program
     pairs: list[_Pair]
-    mirrored: bool  # M's operands, from the last to the first, are the transposes of M's
 
 
 def find_adjoint(
@@ -72,7 +71,7 @@ def _reverse(program: Program, of_M: int, mirrored: bool, needs: tuple[bool, ...
     made, paired = {i.out for i in backward.recorder.instructions}, (v for p in reversal.pairs for v in p[1:])
     kept = [Stack(v) for v in dict.fromkeys(paired) if v in made]
     stacks = reversal.find_stacks()
-    return Adjoint(reversal.program.encode(stacks), backward.encode(kept, stacks), reversal.pairs, mirrored)
+    return Adjoint(reversal.program.encode(stacks), backward.encode(kept, stacks), reversal.pairs)
 
 
 class _Reversal:
@@ -161,7 +160,7 @@ class _Reversal:
         while (end := self.next[chain[-1]]) in self.next and end not in chain:
             chain.append(end)
         if end == value:
-            return self.recorder.input(value, "always", "the same")
+            return self.recorder.input(value, None)
         if end not in self.made:
             raise NotImplementedError("a state whose vectors change places is not reversed")
         before = self.before.setdefault(end, {})
@@ -259,9 +258,8 @@ class _Reversal:
     def _max(self, i: Instruction, bar: Number) -> None:
         a, b = i.args
         less, more = self.number(a) < self.number(b), self.number(a) > self.number(b)
-        half = (
-            1.0 if b in self.program.recorder.constants else 0.5
-        )  # where both are equal, as torch.clamp does
+        # Where both are equal, as torch.clamp and torch.maximum do.
+        half = 1.0 if b in self.program.recorder.constants else 0.5
         self.add(a, less.emit("where", 0.0, more.emit("where", bar, bar * half)))
         self.add(b, more.emit("where", 0.0, less.emit("where", bar, bar * half)))
 
@@ -281,6 +279,7 @@ class RecordedIterations(NamedTuple):
     method: Any
     adjoint: Adjoint
     maps: dict[str, Sequence[Operand]]  # A, A.T, M and M.T, as their operands one after another
+    symmetric: bool  # M.T is M
     ran: int
     tape: Sequence[Tensor]  # vectors, and the numbers of each iteration
 
@@ -320,21 +319,21 @@ def _pull(
     iterations: RecordedIterations, bars: Sequence[Tensor], of_norms: Tensor, before: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """The gradients for `before`."""
-    forward, backward, pairs, _ = iterations.adjoint
+    forward, backward, pairs = iterations.adjoint
     vectors, fields = forward.vectors, len(bars)
     b, ran, (vectors_kept, known) = before[fields], iterations.ran, iterations.tape
     with_norms = known.new_zeros(len(known), forward.registers + 1, known.shape[-1])
     with_norms[:ran, :-1], with_norms[:ran, -1] = known[:ran], of_norms
     tape = vectors_kept, with_norms
-    operands = iterations.operands(backward)
+    operands, of_forward = iterations.operands(backward), iterations.operands(forward)
     tensors = [t for o in operands for t in (*o.structure, o.values)]
     forms = [o.form for o in operands]
     states = [*bars[:vectors], *[torch.zeros_like(b)] * (backward.vectors - vectors)]
     none = known.new_zeros(1, known.shape[-1])
     learned = backward.known[0] - (fields - vectors)
     registers = backward.numbers([*bars[vectors:], *[none] * (learned + backward.known[1])])
-    index = {v: place for place, v in enumerate(forward.state)}
-    others = [before[index[what[0]]] if len(what) == 3 else b for what in backward.recorder.inputs]
+    inputs = backward.recorder.inputs
+    others = [before[forward.state.index(value)] if shift is None else b for value, shift in inputs]
     found: dict[int, Tensor] = {}
     most, last = max(_ROOM // max(b.numel(), 1), 1), ran - 1
     while last >= 0:
@@ -345,19 +344,18 @@ def _pull(
         states = [*new.unbind(0)]
         rows = _Rows(iterations, b, before, kept, last + 1 - count, count)
         for pair in pairs:
-            operand = iterations.operands(forward)[pair.operand]
-            part = operand.pullback(rows(pair.left), rows(pair.right))
+            part = of_forward[pair.operand].pullback(rows(pair.left), rows(pair.right))
             found[pair.operand] = found[pair.operand] + part if pair.operand in found else part
         last -= count
     scalars = registers[: fields - vectors].to(b.dtype).unsqueeze(-2).unbind(0)
-    of_b, operands = states[-1] if backward.vectors > vectors else None, range(len(forward.operands))
-    own = before[fields + 1 + len(forward.operands) :]
+    of_b = states[-1] if backward.vectors > vectors else None
+    own = before[fields + 1 + len(of_forward) :]
     of_own = [registers[fields - vectors + i].sum().to(t.dtype).reshape(t.shape) for i, t in enumerate(own)]
     return [
         *states[:vectors],
         *scalars,
         of_b,
-        *map(found.get, operands),
+        *map(found.get, range(len(of_forward))),
         *(of_own if learned else [None] * len(own)),
     ]
 
@@ -382,17 +380,18 @@ class _Rows:
         for place, stack in enumerate(backward.stacks):
             if stack.value == value:
                 return self.kept.narrow(0, place * self.count, self.count)
-        what = next((what for what, v in backward.recorder.inputs.items() if v == value), None)
-        if what is None or len(what) == 3:
-            t = self.b if what is None else self.before[forward.state.index(what[0])]
+        inputs = {v: what for what, v in backward.recorder.inputs.items()}
+        source, shift = inputs.get(value, (None, None))
+        if shift is None:
+            t = self.b if source is None else self.before[forward.state.index(source)]
             return t.expand(self.count, *t.shape)
         start = 0
         for stack in forward.stacks:
-            if stack.value == what[0]:
-                at = start + len(stack.before) - 1 + self.first + what[1]
+            if stack.value == source:
+                at = start + len(stack.before) - 1 + self.first + shift
                 return self.iterations.tape[0].narrow(0, at, self.count)
             start += len(stack.before) + len(self.iterations.tape[1])
-        raise AssertionError(what)
+        raise AssertionError(source)
 
 
 _Factors = Sequence[tuple[Operand, Tensor]]
@@ -427,7 +426,7 @@ def _reference(iterations: RecordedIterations, *tensors: Tensor) -> tuple[Tensor
         return [(o, given.get((name, place), o.values)) for place, o in enumerate(iterations.maps[name])]
 
     A = _Map(factors("A"), factors("A.T"))
-    M = _Map(factors("M"), factors("M" if iterations.adjoint.mirrored else "M.T"))
+    M = _Map(factors("M"), factors("M" if iterations.symmetric else "M.T"))
     running = torch.ones(1, b.shape[-1], dtype=torch.bool, device=b.device)
     norms = []
     for _ in range(iterations.ran):

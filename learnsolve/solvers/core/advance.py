@@ -622,9 +622,9 @@ class RecordedSteps(Advance):
         graph: bool,
     ):  # fmt: skip
         ops, pattern, values = tuple(factor.op for factor in factors), A.A.pattern, A.A.values
-        symmetric = M is None or says(M, "symmetric") is True
-        self.method, self.program = method, record_steps(method, ops, symmetric, b.dtype)
+        self.symmetric = M is None or says(M, "symmetric") is True  # M.T is M; its operands may be others
         mirrored = all(o.is_transpose(other) for o, other in zip(factors, reversed(factors), strict=True))
+        self.method, self.program = method, record_steps(method, ops, self.symmetric, b.dtype)
         makes: dict[str, Callable[[], Sequence[Operand] | None]] = {
             "A": lambda: [Operand.product(pattern, values, A.transpose)],
             "A.T": lambda: [Operand.product(pattern, values, not A.transpose)],
@@ -666,13 +666,14 @@ class RecordedSteps(Advance):
         fields, numbers, norms, ran, *tape = out
         if (iterations := ran.item()) == 0:
             # Iterations that Python decides about often follow one another.
-            again = self.eager[-1:] if self.eager and self.eager[-1].stop == done else [range(1)]
-            self.eager.append(range(done, done + min(2 * len(again[0]), 16)))
+            last = self.eager[-1] if self.eager else range(-1)
+            length = min(2 * len(last), 16) if last.stop == done else 2
+            self.eager.append(range(done, done + length))
             return state, norms[:0], None
         scalars = numbers[: len(state) - known].to(self.b.dtype).unsqueeze(-2).unbind(0)
         new, norms = [fields[0].clone(), *fields[1:].unbind(0), *scalars], norms[:iterations]
         if self.adjoint is not None:
-            those = RecordedIterations(self.method, self.adjoint, self.maps, iterations, tape)
+            those = RecordedIterations(self.method, self.adjoint, self.maps, self.symmetric, iterations, tape)
             *new, norms = Attach.apply(those, [*new, norms], *state, self.b, *self.values, *self.tensors)
         return type(state)(*new), norms, None
 
